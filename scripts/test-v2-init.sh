@@ -1,0 +1,46 @@
+#!/bin/busybox sh
+# PID 1 of the User-Mode Linux guest of scripts/test-v2.sh, started from the image with the
+# tests. The host's tree becomes the root, read-only, and the image goes to /mnt: by
+# pivot_root, because the kernel refuses user namespaces to a chroot.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/mnt/tmp
+b=/bin/busybox
+
+fail() {
+  echo "test-v2: $1"
+  echo "test-v2: exit 1"
+  $b poweroff -f
+}
+
+$b mount -t hostfs -o ro,/ hostfs /host || fail "mount the host's tree"
+cd /host
+$b pivot_root . mnt || fail "pivot_root"
+cd /
+$b mount -t proc proc /proc || fail "mount /proc"
+$b mount -t sysfs sysfs /sys || fail "mount /sys"
+$b mount -t cgroup2 cgroup2 /sys/fs/cgroup || fail "mount cgroup2"
+$b mount -t tmpfs -o mode=755 tmpfs /dev || fail "mount /dev"
+for d in "null 1 3" "zero 1 5" "full 1 7" "random 1 8" "urandom 1 9" "tty 5 0" "console 5 1"; do
+  set -- $d
+  $b mknod -m 666 "/dev/$1" c "$2" "$3"
+done
+$b mkdir /dev/pts /dev/shm
+$b mount -t devpts -o ptmxmode=666,newinstance devpts /dev/pts && $b ln -s pts/ptmx /dev/ptmx
+$b mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+$b ln -s /proc/self/fd /dev/fd
+$b mount -t tmpfs -o mode=755 tmpfs /run
+$b mount -t tmpfs -o mode=1777 tmpfs /tmp
+$b ip link set lo up
+modules=/usr/lib/uml/modules/$($b uname -r)/kernel
+$b insmod "$modules/fs/overlayfs/overlay.ko" || fail "load overlay"
+
+echo "test-v2: Linux $($b uname -r), cgroup v2: $($b cat /sys/fs/cgroup/cgroup.controllers)"
+status=0
+while read -r package; do
+  echo "test-v2: run $package"
+  cd "/mnt/src/$package" || fail "no $package"
+  ./package.test -test.timeout=10m -test.run="$($b cat /mnt/run)" </dev/null 2>&1
+  code=$?
+  [ $code -eq 0 ] && echo "ok   $package" || { echo "FAIL $package (exit $code)"; status=1; }
+done </mnt/packages
+echo "test-v2: exit $status"
+$b poweroff -f

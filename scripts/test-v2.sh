@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Runs tests on Linux 6.1 with a pure cgroup v2, in User-Mode Linux: a kernel that is
+# a process, booted in two seconds from Debian's package, with 1 CPU.
+#
+#   scripts/test-v2.sh [PACKAGE...]     packages of this module whose tests to run there
+#
+# The host's root is mounted read-only in it (hostfs); what is written goes to an ext4 image,
+# because kernel 6.1 cannot idmap a tmpfs lower layer. The exit code is the inner one.
+# Bounded by V2_TIMEOUT seconds (900).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+limit=${V2_TIMEOUT:-900}
+run=${V2_RUN:-.}
+
+packages=("$@")
+if [ ${#packages[@]} -eq 0 ]; then
+  mapfile -t packages < <(grep -v '^#' scripts/test-v2.packages)
+fi
+
+if [ "$(uname -m)" != x86_64 ]; then
+  echo "test-v2: User-Mode Linux exists for x86_64 only, this is $(uname -m)" >&2
+  exit 1
+fi
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/paddock-v2.XXXXXX")
+trap 'rm -rf --one-file-system "$work"' EXIT
+
+# The image holds the test binaries, each in the place of its package, beside its testdata.
+root=$work/root
+mkdir -p "$root/tmp"
+chmod 1777 "$root/tmp"
+for package in "${packages[@]}"; do
+  dir=$root/src/${package#./}
+  mkdir -p "$dir"
+  CGO_ENABLED=0 go test -c -o "$dir/package.test" "$package"
+  [ ! -x "$dir/package.test" ] || echo "$package" >>"$root/packages"
+  [ ! -d "$package/testdata" ] || cp -r "$package/testdata" "$dir/"
+done
+if [ ! -s "$root/packages" ]; then
+  echo "test-v2: no tests in: ${packages[*]}" >&2
+  exit 1
+fi
+install -m 755 scripts/test-v2-init.sh "$root/init"
+mkdir -p "$root/host" "$root/bin" "$root/dev"
+cp "$(command -v busybox)" "$root/bin/"
+if [ -x bin/paddock ]; then
+  cp bin/paddock "$root/bin/"
+fi
+echo "$run" >"$root/run"
+truncate -s 4G "$work/disk"
+mkfs.ext4 -q -E nodiscard,root_owner=0:0 -O ^has_journal -N 400000 -d "$root" "$work/disk"
+mkdir "$work/uml"
+# A process namespace of its own: whatever way this ends, no UML process is left.
+contain=()
+[ "$(id -u)" -ne 0 ] || contain=(unshare --fork --pid --kill-child)
+status=0
+TMPDIR=$work timeout --kill-after=10 "$limit" "${contain[@]}" \
+  linux.uml mem=3G uml_dir="$work/uml" umid=paddock-v2 \
+  ubd0="$work/disk" root=/dev/ubda rootfstype=ext4 rw init=/init quiet \
+  con=null con0=fd:0,fd:1 \
+  </dev/null 2>"$work/stderr" | tr -d '\r' | sed -un '/^test-v2:/,$p' | tee "$work/out" || status=$?
+inner=$(sed -n 's/^test-v2: exit //p' "$work/out" | tail -n 1)
+if [ -z "$inner" ]; then
+  tail -n 20 "$work/stderr" >&2
+  echo "test-v2: the guest ended without a result (status $status; 124 is the time limit of ${limit} s)" >&2
+  exit 1
+fi
+exit "$inner"
