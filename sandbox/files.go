@@ -40,6 +40,8 @@ type FileError struct {
 	Path string
 	// Detail is for people; may be empty.
 	Detail string
+	// Err is the cause where it is not the tree's: the caller's reader, writer or context.
+	Err error
 }
 
 func (e *FileError) Error() string {
@@ -48,6 +50,9 @@ func (e *FileError) Error() string {
 	}
 	return fmt.Sprintf("%q: %s: %s", e.Path, e.Kind, e.Detail)
 }
+
+// Unwrap returns Err, so that a caller can tell its own failure from the tree's.
+func (e *FileError) Unwrap() error { return e.Err }
 
 // TarLimits bound what an archive may unpack to; 0 means the package's default.
 type TarLimits struct {
