@@ -1,7 +1,6 @@
 package need
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -66,18 +65,5 @@ func TestOverlayAndBusyboxAreHere(t *testing.T) {
 	Overlay(t)
 	if path := Busybox(t); !filepath.IsAbs(path) {
 		t.Errorf("Busybox() = %q, want an absolute path", path)
-	}
-}
-
-func TestStaticTellsInterpreterApart(t *testing.T) {
-	t.Parallel()
-	if static, err := isStatic(Busybox(t)); err != nil || !static {
-		t.Errorf("isStatic(busybox) = %v, %v, want true", static, err)
-	}
-	if static, err := isStatic("/bin/ls"); err != nil || static {
-		t.Errorf("isStatic(/bin/ls) = %v, %v, want false", static, err)
-	}
-	if _, err := isStatic("no-such-file"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("isStatic(no-such-file) = %v, want not exist", err)
 	}
 }
