@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 )
 
@@ -29,7 +28,7 @@ func (s *search) cgroups() error {
 			s.add(Cgroup, top, "no daemon lives")
 		}
 		for _, e := range entries {
-			if e.IsDir() && !slices.Contains(s.scope.Live.Sandboxes, e.Name()) {
+			if e.IsDir() && !s.known(e.Name()) {
 				s.add(Cgroup, filepath.Join(top, e.Name()), "of a sandbox that no daemon knows")
 			}
 		}

@@ -142,14 +142,14 @@ func (s *search) processes() error {
 		why := ""
 		sandbox, inStore := s.sandboxOf(p)
 		switch {
-		case inStore && sandbox != "" && !slices.Contains(s.scope.Live.Sandboxes, sandbox):
+		case inStore && sandbox != "" && !s.known(sandbox):
 			why = "in the cgroup of sandbox " + sandbox + ", which no daemon knows"
 		case s.live[pid]:
 		case inStore:
 			why = "in a cgroup of the store"
 		case s.mountHolders[pid]:
 			why = "holds mounts of the store"
-		case s.isOurProgram(pid, self) && s.holdsStore(pid):
+		case s.isOurProgram(pid, self) && s.host.holdsStore(pid, s.scope.Store):
 			why = "a paddock process with open files of the store"
 		}
 		if why != "" {
@@ -160,20 +160,35 @@ func (s *search) processes() error {
 	return nil
 }
 
+// known says whether the live daemon owns a sandbox: it says so, or, where it was not
+// asked, one of the processes that hang below it is in the sandbox's cgroup.
+func (s *search) known(sandbox string) bool {
+	if s.scope.Live.Sandboxes != nil {
+		return slices.Contains(s.scope.Live.Sandboxes, sandbox)
+	}
+	for pid := range s.live {
+		if name, inStore := s.sandboxOf(s.all[pid]); inStore && name == sandbox {
+			return true
+		}
+	}
+	return false
+}
+
 func (s *search) isOurProgram(pid int, self os.FileInfo) bool {
 	exe, err := os.Stat(filepath.Join(s.host.Proc, strconv.Itoa(pid), "exe"))
 	return err == nil && os.SameFile(exe, self)
 }
 
-func (s *search) holdsStore(pid int) bool {
-	dir := filepath.Join(s.host.Proc, strconv.Itoa(pid), "fd")
+// holdsStore says whether a process has a file of the store open.
+func (h Host) holdsStore(pid int, store string) bool {
+	dir := filepath.Join(h.Proc, strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return false
 	}
 	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
-		return err == nil && within(target, s.scope.Store)
+		return err == nil && within(target, store)
 	})
 }
 

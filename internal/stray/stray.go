@@ -53,7 +53,8 @@ type Live struct {
 	// Started is when it began: what is older in the store's scratch directories is not its.
 	Started time.Time
 	// Sandboxes are the names of the sandboxes that it knows; any other is a stray even
-	// below the daemon.
+	// below the daemon. Nil when it was not asked: then those with a process below the
+	// daemon are its own.
 	Sandboxes []string
 }
 

@@ -122,15 +122,36 @@ func TestWhatALiveDaemonOwnsIsNoStray(t *testing.T) {
 	if found := find(t, l.scope); len(found) != 0 {
 		t.Errorf("Find() = %v, want nothing", found)
 	}
-	l.scope.Live.Sandboxes = nil
+	l.scope.Live.Sandboxes = []string{}
 	found := find(t, l.scope)
 	if len(found[Process]) != 1 || len(found[Cgroup]) != 1 {
 		t.Errorf("Find() = %v, want the process and the cgroup of the unknown sandbox", found)
 	}
-	l.scope.Live.Sandboxes = []string{"box-1"}
+	l.scope.Live.Sandboxes = nil
 	l.scope.Live.Started = time.Now().Add(time.Hour)
 	if found := find(t, l.scope); len(found) != 1 || len(found[Directory]) != 1 {
 		t.Errorf("Find() = %v, want only the file older than the daemon", found)
+	}
+}
+
+func TestDaemonIsKnownByItsOpenStore(t *testing.T) {
+	t.Parallel()
+	store := t.TempDir()
+	if _, ok, err := (Host{}).Daemon(os.Getpid(), store); ok || err != nil {
+		t.Fatalf("Daemon() = %v, %v before the store is open, want false", ok, err)
+	}
+	before := time.Now()
+	lock, err := os.OpenFile(filepath.Join(store, "lock"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lock.Close() }()
+	live, ok, err := Host{}.Daemon(os.Getpid(), store)
+	if !ok || err != nil || live.PID != os.Getpid() {
+		t.Fatalf("Daemon() = %+v, %v, %v, want this process", live, ok, err)
+	}
+	if !live.Started.Before(before) || live.Started.Before(before.Add(-time.Hour)) {
+		t.Errorf("started %v, want shortly before %v", live.Started, before)
 	}
 }
 
