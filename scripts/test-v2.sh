@@ -2,7 +2,8 @@
 # Runs tests on Linux 6.1 with a pure cgroup v2, in User-Mode Linux: a kernel that is
 # a process, booted in two seconds from Debian's package, with 1 CPU.
 #
-#   scripts/test-v2.sh [PACKAGE...]     packages of this module whose tests to run there
+#   scripts/test-v2.sh [PACKAGE...]     packages of this module whose tests to run there;
+#                                       by default those in scripts/test-v2.packages
 #
 # The host's root is mounted read-only in it (hostfs); what is written goes to an ext4 image,
 # because kernel 6.1 cannot idmap a tmpfs lower layer. The exit code is the inner one.
@@ -14,7 +15,7 @@ run=${V2_RUN:-.}
 
 packages=("$@")
 if [ ${#packages[@]} -eq 0 ]; then
-  mapfile -t packages < <(grep -v '^#' scripts/test-v2.packages)
+  mapfile -t packages < <(sed 's/#.*//; /^ *$/d' scripts/test-v2.packages)
 fi
 
 if [ "$(uname -m)" != x86_64 ]; then
@@ -29,11 +30,12 @@ trap 'rm -rf --one-file-system "$work"' EXIT
 root=$work/root
 mkdir -p "$root/tmp"
 chmod 1777 "$root/tmp"
-for package in "${packages[@]}"; do
+for line in "${packages[@]}"; do
+  read -r package skip <<<"$line"
   dir=$root/src/${package#./}
   mkdir -p "$dir"
   CGO_ENABLED=0 go test -c -o "$dir/package.test" "$package"
-  [ ! -x "$dir/package.test" ] || echo "$package" >>"$root/packages"
+  [ ! -x "$dir/package.test" ] || echo "$package ${skip:-}" >>"$root/packages"
   [ ! -d "$package/testdata" ] || cp -r "$package/testdata" "$dir/"
 done
 if [ ! -s "$root/packages" ]; then
@@ -48,7 +50,7 @@ if [ -x bin/paddock ]; then
 fi
 echo "$run" >"$root/run"
 truncate -s 4G "$work/disk"
-mkfs.ext4 -q -E nodiscard,root_owner=0:0 -O ^has_journal -N 400000 -d "$root" "$work/disk"
+mkfs.ext4 -q -E nodiscard,lazy_itable_init=0,root_owner=0:0 -O ^has_journal -N 400000 -d "$root" "$work/disk"
 mkdir "$work/uml"
 # A process namespace of its own: whatever way this ends, no UML process is left.
 contain=()
@@ -56,7 +58,7 @@ contain=()
 status=0
 TMPDIR=$work timeout --kill-after=10 "$limit" "${contain[@]}" \
   linux.uml mem=3G uml_dir="$work/uml" umid=paddock-v2 \
-  ubd0="$work/disk" root=/dev/ubda rootfstype=ext4 rw init=/init quiet \
+  ubd0="$work/disk" root=/dev/ubda rootfstype=ext4 rw init=/init quiet loglevel=1 \
   con=null con0=fd:0,fd:1 \
   </dev/null 2>"$work/stderr" | tr -d '\r' | sed -un '/^test-v2:/,$p' | tee "$work/out" || status=$?
 inner=$(sed -n 's/^test-v2: exit //p' "$work/out" | tail -n 1)
