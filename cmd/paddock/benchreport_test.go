@@ -1,0 +1,49 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+)
+
+func row(ms int) benchRow {
+	return benchRow{summary: sample{time.Duration(ms) * time.Millisecond}.summarize()}
+}
+
+func TestRatiosAreNullWhereThePeerIsAbsent(t *testing.T) {
+	t.Parallel()
+	r := benchReport{Rows: map[string]benchRow{"episode": row(5), "create_2g": row(3), "create_10m": row(2)}}
+	r.computeRatios()
+	b, err := json.Marshal(r.Ratios)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"episode_vs_docker":null,"exec_vs_docker_exec":null,"exec_vs_host":null,"fork_2g_vs_10m":1.5}`
+	if string(b) != want {
+		t.Errorf("ratios = %s, want %s", b, want)
+	}
+}
+
+func TestRatiosAreTimesFasterThanDocker(t *testing.T) {
+	t.Parallel()
+	r := benchReport{Rows: map[string]benchRow{"episode": row(5), "docker_episode": row(200)}}
+	r.computeRatios()
+	if got := r.Ratios["episode_vs_docker"]; got == nil || *got != 40 {
+		t.Errorf("episode_vs_docker = %v, want 40", got)
+	}
+}
+
+func TestNoRatioIsQuotedWhenRefused(t *testing.T) {
+	t.Parallel()
+	r := benchReport{Refused: "move the store", Rows: map[string]benchRow{"create_2g": row(3), "create_10m": row(2)}}
+	r.computeRatios()
+	for name, v := range r.Ratios {
+		if v != nil {
+			t.Errorf("%s = %v, want null", name, *v)
+		}
+	}
+	if got := r.markdown(); !strings.Contains(got, "move the store") {
+		t.Errorf("markdown() does not say why:\n%s", got)
+	}
+}
