@@ -66,7 +66,7 @@ func hostFacts() benchHost {
 var benchRatios = []struct{ name, top, bottom, says string }{
 	{"episode_vs_docker", "docker_episode", "episode", "fresh episode over the socket: times faster than Docker"},
 	{"exec_vs_docker_exec", "docker_exec", "exec", "one command in a running sandbox: times faster than docker exec"},
-	{"exec_vs_host", "exec", "host_exec", "the same command against fork+exec on the host (1 is the floor)"},
+	{"exec_http_vs_host", "exec", "host_exec", "the same command, over HTTP, against fork+exec on the host (1 is the floor)"},
 	{"fork_2g_vs_10m", "create_2g", "create_10m", "start on a 2 GB world against a 10 MB world (1 is ideal)"},
 }
 
