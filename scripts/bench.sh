@@ -19,16 +19,9 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-running() { [ -S "${1#unix://}" ] && curl -sf --max-time 5 --unix-socket "${1#unix://}" http://docker/_ping >/dev/null; }
+running() { docker --host "$1" version >/dev/null 2>&1; }
 
 DOCKER_HOST=${DOCKER_HOST:-unix:///var/run/docker.sock}
-if ! running "$DOCKER_HOST"; then
-	if ! command -v dockerd >/dev/null || ! command -v curl >/dev/null; then
-		echo "bench: installing docker.io and curl" >&2
-		DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends docker.io curl >"$work/apt.log" 2>&1 ||
-			{ tail -n 5 "$work/apt.log" >&2; echo "bench: no docker.io; the docker columns will be empty" >&2; }
-	fi
-fi
 if ! running "$DOCKER_HOST" && command -v dockerd >/dev/null; then
 	DOCKER_HOST=unix://$work/docker.sock
 	unshare --mount --propagation private dockerd \
