@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/paddock-run/paddock/internal/timing"
 )
 
 // benchReport is what `paddock bench --json` prints.
@@ -30,7 +32,7 @@ type benchReport struct {
 // benchRow is one job: what was done, and how long it took.
 type benchRow struct {
 	What string `json:"what"`
-	summary
+	timing.Summary
 }
 
 // benchHost is where it was measured.

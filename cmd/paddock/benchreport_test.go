@@ -5,10 +5,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/paddock-run/paddock/internal/timing"
 )
 
 func row(ms int) benchRow {
-	return benchRow{summary: sample{time.Duration(ms) * time.Millisecond}.summarize()}
+	return benchRow{Summary: timing.Sample{time.Duration(ms) * time.Millisecond}.Summarize()}
 }
 
 func TestRatiosAreNullWhereThePeerIsAbsent(t *testing.T) {

@@ -1,4 +1,5 @@
-package main
+// Package timing summarises measured durations.
+package timing
 
 import (
 	"math"
@@ -6,11 +7,11 @@ import (
 	"time"
 )
 
-// sample is a set of durations of one kind.
-type sample []time.Duration
+// Sample is a set of durations of one kind.
+type Sample []time.Duration
 
-// summary is what a table or a report says of a sample, in milliseconds.
-type summary struct {
+// Summary is what a table or a report says of a sample, in milliseconds.
+type Summary struct {
 	N   int     `json:"n"`
 	Min float64 `json:"min_ms"`
 	P50 float64 `json:"p50_ms"`
@@ -18,13 +19,13 @@ type summary struct {
 	P99 float64 `json:"p99_ms"`
 }
 
-// summarize sorts a copy; an empty sample gives zeros.
-func (s sample) summarize() summary {
+// Summarize leaves the sample as it is; an empty one gives zeros.
+func (s Sample) Summarize() Summary {
 	if len(s) == 0 {
-		return summary{}
+		return Summary{}
 	}
 	sorted := slices.Sorted(slices.Values(s))
-	return summary{
+	return Summary{
 		N: len(s), Min: milliseconds(sorted[0]),
 		P50: quantile(sorted, 0.50), P90: quantile(sorted, 0.90), P99: quantile(sorted, 0.99),
 	}
@@ -37,3 +38,6 @@ func quantile(sorted []time.Duration, q float64) float64 {
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// Seconds turns the wire's seconds into a duration.
+func Seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
