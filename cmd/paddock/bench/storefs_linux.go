@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"fmt"
@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// storeFS says what a store lies on.
-type storeFS struct {
+// FileSystem says what a store lies on.
+type FileSystem struct {
 	Type string `json:"type"`
 	// Journal is false for an ext4 without one: file-heavy work there becomes many times
 	// slower after deletes, so no figure from it is worth quoting.
@@ -18,31 +18,31 @@ type storeFS struct {
 }
 
 // fit says whether figures from this store may be quoted.
-func (f storeFS) fit() bool { return f.Type != "ext4" || f.Journal }
+func (f FileSystem) fit() bool { return f.Type != "ext4" || f.Journal }
 
-// storeFSOf looks at the file system that holds dir.
-func storeFSOf(dir string) (storeFS, error) {
+// lookAt looks at the file system that holds dir.
+func lookAt(dir string) (FileSystem, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
-		return storeFS{}, fmt.Errorf("look at the file system of %s: %w", dir, err)
+		return FileSystem{}, fmt.Errorf("look at the file system of %s: %w", dir, err)
 	}
 	switch fs.Type {
 	case unix.TMPFS_MAGIC:
-		return storeFS{Type: "tmpfs", Journal: true}, nil
+		return FileSystem{Type: "tmpfs", Journal: true}, nil
 	case unix.XFS_SUPER_MAGIC:
-		return storeFS{Type: "xfs", Journal: true}, nil
+		return FileSystem{Type: "xfs", Journal: true}, nil
 	case unix.BTRFS_SUPER_MAGIC:
-		return storeFS{Type: "btrfs", Journal: true}, nil
+		return FileSystem{Type: "btrfs", Journal: true}, nil
 	case unix.OVERLAYFS_SUPER_MAGIC:
-		return storeFS{Type: "overlay", Journal: true}, nil
+		return FileSystem{Type: "overlay", Journal: true}, nil
 	case unix.EXT4_SUPER_MAGIC:
 		var st unix.Stat_t
 		if err := unix.Stat(dir, &st); err != nil {
-			return storeFS{}, fmt.Errorf("look at %s: %w", dir, err)
+			return FileSystem{}, fmt.Errorf("look at %s: %w", dir, err)
 		}
-		return storeFS{Type: "ext4", Journal: hasJournal(st.Dev)}, nil
+		return FileSystem{Type: "ext4", Journal: hasJournal(st.Dev)}, nil
 	}
-	return storeFS{Type: fmt.Sprintf("0x%x", uint32(fs.Type)), Journal: true}, nil
+	return FileSystem{Type: fmt.Sprintf("0x%x", uint32(fs.Type)), Journal: true}, nil
 }
 
 // hasJournal looks for the kernel's journal thread of a block device.

@@ -1,4 +1,6 @@
-package main
+// Package bench measures paddock beside what else is on the host, job by job in rounds
+// of one run, and says what came of it as ratios.
+package bench
 
 import (
 	"bytes"
@@ -14,12 +16,12 @@ import (
 	"github.com/paddock-run/paddock/internal/timing"
 )
 
-// benchReport is what `paddock bench --json` prints.
-type benchReport struct {
-	Host  benchHost `json:"host"`
-	Store storeFS   `json:"store"`
+// Report is what `paddock bench --json` prints.
+type Report struct {
+	Host  Host `json:"host"`
+	Store FileSystem   `json:"store"`
 	// Rows are the measured jobs, by name.
-	Rows map[string]benchRow `json:"rows"`
+	Rows map[string]Row `json:"rows"`
 	// Ratios are null where the peer is absent, and all null when Refused is set.
 	Ratios map[string]*float64 `json:"ratios"`
 	// Refused says why no ratio is quoted, and what to do.
@@ -29,14 +31,14 @@ type benchReport struct {
 	Seconds float64           `json:"seconds"`
 }
 
-// benchRow is one job: what was done, and how long it took.
-type benchRow struct {
+// Row is one job: what was done, and how long it took.
+type Row struct {
 	What string `json:"what"`
 	timing.Summary
 }
 
-// benchHost is where it was measured.
-type benchHost struct {
+// Host is where it was measured.
+type Host struct {
 	CPUs        int    `json:"cpus"`
 	MemoryBytes uint64 `json:"memory"`
 	Kernel      string `json:"kernel"`
@@ -47,8 +49,8 @@ type benchHost struct {
 	Date time.Time `json:"date"`
 }
 
-func hostFacts() benchHost {
-	h := benchHost{CPUs: runtime.NumCPU(), Date: time.Now().UTC().Truncate(time.Second)}
+func hostFacts() Host {
+	h := Host{CPUs: runtime.NumCPU(), Date: time.Now().UTC().Truncate(time.Second)}
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) == nil {
 		h.MemoryBytes = info.Totalram * uint64(info.Unit)
@@ -63,9 +65,9 @@ func hostFacts() benchHost {
 	return h
 }
 
-// benchRatios are the figures that are quoted, in the report's order: top row over
+// quoted are the figures that are quoted, in the report's order: top row over
 // bottom row, p50.
-var benchRatios = []struct{ name, top, bottom, says string }{
+var quoted = []struct{ name, top, bottom, says string }{
 	{"episode_vs_docker", "docker_episode", "episode", "fresh episode over the socket: times faster than Docker"},
 	{"exec_vs_docker_exec", "docker_exec", "exec", "one command in a running sandbox: times faster than docker exec"},
 	{"exec_http_vs_host", "exec", "host_exec", "the same command, over HTTP, against fork+exec on the host (1 is the floor)"},
@@ -73,9 +75,9 @@ var benchRatios = []struct{ name, top, bottom, says string }{
 }
 
 // computeRatios fills Ratios from Rows.
-func (r *benchReport) computeRatios() {
+func (r *Report) computeRatios() {
 	r.Ratios = map[string]*float64{}
-	for _, q := range benchRatios {
+	for _, q := range quoted {
 		top, okTop := r.Rows[q.top]
 		bottom, okBottom := r.Rows[q.bottom]
 		r.Ratios[q.name] = nil
@@ -86,8 +88,8 @@ func (r *benchReport) computeRatios() {
 	}
 }
 
-// markdown is the report for people, as committed under docs/bench.
-func (r *benchReport) markdown() string {
+// Markdown is the report for people, as committed under docs/bench.
+func (r *Report) Markdown() string {
 	var b bytes.Buffer
 	docker := r.Host.Docker
 	if docker == "" {
@@ -98,7 +100,7 @@ func (r *benchReport) markdown() string {
 		r.Host.Date.Format(time.DateOnly), r.Host.Kernel, r.Host.CPUs, float64(r.Host.MemoryBytes)/(1<<30),
 		r.Store.Type, docker, r.Host.Load)
 	b.WriteString("| ratio | value | meaning |\n| --- | --- | --- |\n")
-	for _, q := range benchRatios {
+	for _, q := range quoted {
 		value := "–"
 		if v := r.Ratios[q.name]; v != nil {
 			value = fmt.Sprintf("%.2f", *v)
@@ -122,7 +124,7 @@ func (r *benchReport) markdown() string {
 	return b.String()
 }
 
-func (r *benchReport) rowNames() []string {
+func (r *Report) rowNames() []string {
 	var names []string
 	for name := range r.Rows {
 		names = append(names, name)

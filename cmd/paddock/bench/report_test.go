@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"encoding/json"
@@ -9,13 +9,13 @@ import (
 	"github.com/paddock-run/paddock/internal/timing"
 )
 
-func row(ms int) benchRow {
-	return benchRow{Summary: timing.Sample{time.Duration(ms) * time.Millisecond}.Summarize()}
+func row(ms int) Row {
+	return Row{Summary: timing.Sample{time.Duration(ms) * time.Millisecond}.Summarize()}
 }
 
 func TestRatiosAreNullWhereThePeerIsAbsent(t *testing.T) {
 	t.Parallel()
-	r := benchReport{Rows: map[string]benchRow{"episode": row(5), "create_2g": row(3), "create_10m": row(2)}}
+	r := Report{Rows: map[string]Row{"episode": row(5), "create_2g": row(3), "create_10m": row(2)}}
 	r.computeRatios()
 	b, err := json.Marshal(r.Ratios)
 	if err != nil {
@@ -29,7 +29,7 @@ func TestRatiosAreNullWhereThePeerIsAbsent(t *testing.T) {
 
 func TestRatiosAreTimesFasterThanDocker(t *testing.T) {
 	t.Parallel()
-	r := benchReport{Rows: map[string]benchRow{"episode": row(5), "docker_episode": row(200)}}
+	r := Report{Rows: map[string]Row{"episode": row(5), "docker_episode": row(200)}}
 	r.computeRatios()
 	if got := r.Ratios["episode_vs_docker"]; got == nil || *got != 40 {
 		t.Errorf("episode_vs_docker = %v, want 40", got)
@@ -38,14 +38,14 @@ func TestRatiosAreTimesFasterThanDocker(t *testing.T) {
 
 func TestNoRatioIsQuotedWhenRefused(t *testing.T) {
 	t.Parallel()
-	r := benchReport{Refused: "move the store", Rows: map[string]benchRow{"create_2g": row(3), "create_10m": row(2)}}
+	r := Report{Refused: "move the store", Rows: map[string]Row{"create_2g": row(3), "create_10m": row(2)}}
 	r.computeRatios()
 	for name, v := range r.Ratios {
 		if v != nil {
 			t.Errorf("%s = %v, want null", name, *v)
 		}
 	}
-	if got := r.markdown(); !strings.Contains(got, "move the store") {
-		t.Errorf("markdown() does not say why:\n%s", got)
+	if got := r.Markdown(); !strings.Contains(got, "move the store") {
+		t.Errorf("Markdown() does not say why:\n%s", got)
 	}
 }
