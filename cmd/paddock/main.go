@@ -1,16 +1,24 @@
-// Command paddock is the daemon and the command line of paddock. It is the only place
-// that wires implementations together.
+// Command paddock is the daemon (paddock serve) and the tools that talk to it.
+//
+// Exit codes: 0 done; 1 the daemon refused or the thing asked for failed; 2 wrong usage;
+// 3 no daemon answers. `paddock run` and `paddock episode call` pass on the exit code of
+// the program in the sandbox (128 + number for a signal, 124 for a timeout, 126 and 127
+// where it could not be started), and use 125 where paddock itself failed.
 package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/paddock-run/paddock/api"
 )
+
+// version is set by the linker.
+var version = "dev"
 
 // Defaults of flags that several commands have.
 const (
@@ -18,30 +26,40 @@ const (
 	defaultCgroupParent = "paddock"
 )
 
-func defaultSocket() string {
-	if path := os.Getenv("PADDOCK_SOCKET"); path != "" {
-		return path
-	}
-	return "/run/paddock/paddock.sock"
-}
-
-func newRootCmd() *cobra.Command {
-	root := &cobra.Command{
-		Use:           "paddock",
-		Short:         "Sealed worlds, one locked-down sandbox per episode, capture and scores",
-		SilenceUsage:  true,
-		SilenceErrors: true,
-	}
-	root.AddCommand(newAuditCmd(), newDoctorCmd())
-	return root
-}
+func defaultSocket() string { return api.SocketPath("") }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := newRootCmd().ExecuteContext(ctx)
+	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "paddock:", err)
-		os.Exit(1)
+	os.Exit(code)
+}
+
+// commands are the groups of commands, one file each. A new group is one more line here.
+func commands(c *cli) []*cobra.Command {
+	return []*cobra.Command{
+		versionCommand(c),
+		newAuditCmd(), newDoctorCmd(),
 	}
+}
+
+func newRootCmd() *cobra.Command { return rootCommand(&cli{in: os.Stdin, out: os.Stdout, errs: os.Stderr}) }
+
+func rootCommand(c *cli) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "paddock",
+		Short: "Sealed worlds and locked-down sandboxes for training agents",
+		Long: "paddock turns worlds into sealed layers, runs one locked-down sandbox per episode on a\n" +
+			"copy-on-write fork, records what the agent does and scores the end state.",
+		SilenceUsage: true, SilenceErrors: true,
+		// A name that is no command is an error, not the help with exit code 0.
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	flags := root.PersistentFlags()
+	flags.StringVar(&c.socket, "socket", "", "the daemon's unix socket; else $PADDOCK_SOCKET, else /run/paddock/paddock.sock")
+	flags.BoolVar(&c.json, "json", false, "print JSON instead of tables")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(commands(c)...)
+	return root
 }

@@ -1,0 +1,143 @@
+package api
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// World is a sealed, immutable image.
+type World struct {
+	ID        string      `json:"id"`
+	Layers    []string    `json:"layers"`
+	Config    WorldConfig `json:"config"`
+	Names     []string    `json:"names,omitempty"`
+	SizeBytes int64       `json:"size_bytes"`
+	Entries   int64       `json:"entries"`
+	Recipe    string      `json:"recipe"`
+	Key       string      `json:"key,omitempty"`
+	Created   time.Time   `json:"created"`
+}
+
+// WorldConfig is what a world says about the programs that run in it.
+type WorldConfig struct {
+	Env        []string `json:"env,omitempty"`
+	WorkingDir string   `json:"working_dir,omitempty"`
+	User       string   `json:"user,omitempty"`
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
+	Tools      []Tool   `json:"tools,omitempty"`
+	Setup      []string `json:"setup,omitempty"`
+}
+
+// Tool is a command of the world that an agent may call by name; its arguments arrive as
+// one JSON object on stdin.
+type Tool struct {
+	Name        string          `json:"name"`
+	Description string          `json:"description,omitempty"`
+	Parameters  json.RawMessage `json:"parameters,omitempty"`
+	Command     []string        `json:"command"`
+	TimeoutS    float64         `json:"timeout_s,omitempty"`
+}
+
+// Worlds is a list of worlds.
+type Worlds struct {
+	Worlds []World `json:"worlds"`
+}
+
+// Recipe is what a world is built from; exactly one of Dir, Tar, Busybox, Debian is set.
+// Paths are the daemon's host's.
+type Recipe struct {
+	Base    string      `json:"base,omitempty" doc:"id or name of the world to put the layer on"`
+	Dir     string      `json:"dir,omitempty" doc:"host directory whose contents become the layer"`
+	Tar     string      `json:"tar,omitempty" doc:"host file: plain, gzip or zstd"`
+	Busybox bool        `json:"busybox,omitempty" doc:"the base recipe from the host's static busybox"`
+	Debian  *Debian     `json:"debian,omitempty" doc:"the base recipe made by mmdebstrap"`
+	Into    string      `json:"into,omitempty" doc:"directory inside the world that Dir's or Tar's contents go to; / by default"`
+	Ignore  []string    `json:"ignore,omitempty" doc:"patterns, as in .dockerignore, of a Dir left out"`
+	Config  WorldConfig `json:"config,omitzero" doc:"replaces, where set, what the base says"`
+	Version string      `json:"version,omitempty" doc:"a salt for the cache key"`
+	Name    string      `json:"name,omitempty" doc:"a name to point at the result"`
+	Cache   string      `json:"cache,omitempty" doc:"auto (default), off or refresh"`
+}
+
+// Debian asks for a minimal Debian with packages.
+type Debian struct {
+	Suite    string   `json:"suite"`
+	Packages []string `json:"packages,omitempty"`
+}
+
+// Built is the answer to a build.
+type Built struct {
+	World   World `json:"world"`
+	Hit     bool  `json:"hit" doc:"the cache had it: nothing was done"`
+	Network bool  `json:"network" doc:"a step used the network"`
+	// TookS is in seconds.
+	TookS float64 `json:"took_s"`
+}
+
+// Progress says how far long work is; Total is 0 where that is unknown.
+type Progress struct {
+	Step  string `json:"step"`
+	Done  int64  `json:"done"`
+	Total int64  `json:"total"`
+}
+
+// BuildEvent is one line of a build's or import's stream: progress, then, last, built or
+// an error.
+type BuildEvent struct {
+	Progress *Progress `json:"progress,omitempty"`
+	Built    *Built    `json:"built,omitempty"`
+	Error    *Error    `json:"error,omitempty"`
+}
+
+// Policy is a named lock-down.
+type Policy struct {
+	Name        string         `json:"name"`
+	Description string         `json:"description"`
+	Hash        string         `json:"hash"`
+	Network     string         `json:"network"`
+	UID         uint32         `json:"uid"`
+	GID         uint32         `json:"gid"`
+	Defaults    PolicyLimits   `json:"defaults"`
+	Env         []string       `json:"env"`
+	Writable    []string       `json:"writable" doc:"beside the working directory"`
+	Refusals    []string       `json:"refusals" doc:"what it refuses, for people"`
+	Spec        map[string]any `json:"spec,omitempty" doc:"the OCI runtime-spec with the default limits"`
+}
+
+// PolicyLimits are a policy's defaults.
+type PolicyLimits struct {
+	CPUs   float64 `json:"cpus"`
+	Memory int64   `json:"memory"`
+	Disk   int64   `json:"disk"`
+	Inodes int64   `json:"inodes"`
+	Pids   int64   `json:"pids"`
+}
+
+// Policies is a list of policies.
+type Policies struct {
+	Policies []Policy `json:"policies"`
+}
+
+// VersionInfo says what answers.
+type VersionInfo struct {
+	Version  string   `json:"version"`
+	API      string   `json:"api"`
+	Launcher Launcher `json:"launcher"`
+	PID      int      `json:"pid"`
+	UptimeS  float64  `json:"uptime_s"`
+}
+
+// Launcher is how sandboxes are started and what that can do here.
+type Launcher struct {
+	Name   string `json:"name"`
+	UserNS bool   `json:"userns"`
+	Cgroup string `json:"cgroup"`
+	PTY    bool   `json:"pty"`
+	Freeze bool   `json:"freeze"`
+}
+
+// Health says whether the daemon takes work.
+type Health struct {
+	Status string `json:"status" doc:"ok or draining"`
+}
