@@ -28,6 +28,7 @@ if [ -z "$base" ]; then
   echo "on-tmpfs: no tmpfs with 1 GiB free; using ${TMPDIR:-/tmp}" >&2
   base=${TMPDIR:-/tmp}
 fi
-dir=$(mktemp -d "$base/paddock-tests.XXXXXX")
+# A short name: the path of a unix socket below it has at most 107 bytes.
+dir=$(mktemp -d "$base/paddock.XXXXXX")
 trap 'rm -rf --one-file-system "$dir"' EXIT
 TMPDIR=$dir "$@"
