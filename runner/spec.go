@@ -153,9 +153,11 @@ type CallSpec struct {
 	// session_open, session, session_close, or the name of a tool of the world or spec.
 	Tool string `json:"tool"`
 	// Seq is the caller's idempotency key within the attempt; 0 lets the daemon number it.
-	Seq     int64  `json:"seq,omitempty"`
-	Attempt int    `json:"attempt,omitempty"` // 0 is the live one
-	Weights string `json:"weights,omitempty"`
+	Seq     int64 `json:"seq,omitempty"`
+	Attempt int   `json:"attempt,omitempty"` // 0 is the live one
+	// Generation fences an earlier driver of the run; 0 is not checked.
+	Generation int64  `json:"generation,omitempty"`
+	Weights    string `json:"weights,omitempty"`
 	// Parallel lets it run beside other calls; otherwise calls are served one after another.
 	Parallel bool `json:"parallel,omitempty"`
 
