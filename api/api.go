@@ -33,11 +33,15 @@ const HeaderCall = "Paddock-Call"
 // HeaderFinish carries a FinishSpec as ASCII JSON when the body is the raw payload.
 const HeaderFinish = "Paddock-Finish"
 
+// HeaderRecipe carries a Recipe as ASCII JSON when the body is the world's tar.
+const HeaderRecipe = "Paddock-Recipe"
+
 // Media types of bodies.
 const (
 	MediaJSON    = "application/json"
 	MediaStream  = "application/x-ndjson"
 	MediaBytes   = "application/octet-stream"
+	MediaTar     = "application/x-tar"
 	MediaProblem = "application/problem+json"
 )
 

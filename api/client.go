@@ -225,6 +225,8 @@ func (c *Client) lines(ctx context.Context, r call, yield func(line []byte) erro
 	return nil
 }
 
+func newReader(b []byte) io.Reader { return bytes.NewReader(b) }
+
 // ascii escapes what is not ASCII in JSON text, so that it may travel in a header.
 func ascii(body []byte) string {
 	var b strings.Builder

@@ -1,0 +1,113 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/url"
+)
+
+// Worlds lists the worlds.
+func (c *Client) Worlds(ctx context.Context) ([]World, error) {
+	out, err := get[Worlds](ctx, c, "/v1/worlds", nil)
+	return out.Worlds, err
+}
+
+// World finds a world by id, unique prefix of one, or name.
+func (c *Client) World(ctx context.Context, ref string) (World, error) {
+	return get[World](ctx, c, "/v1/worlds/"+segment(ref), nil)
+}
+
+// RemoveWorld removes a world that nothing uses.
+func (c *Client) RemoveWorld(ctx context.Context, ref string) error {
+	return c.do(ctx, call{method: http.MethodDelete, path: "/v1/worlds/" + segment(ref)}, nil, nil)
+}
+
+// BuildWorld builds a world; progress, which may be nil, is told how far it is.
+func (c *Client) BuildWorld(ctx context.Context, recipe Recipe, progress func(Progress)) (Built, error) {
+	body, err := json.Marshal(recipe)
+	if err != nil {
+		return Built{}, &Error{Kind: BadRequest, Detail: err.Error()}
+	}
+	return c.build(ctx, call{method: http.MethodPost, path: "/v1/worlds", media: MediaJSON, body: newReader(body)}, progress)
+}
+
+// BuildWorldFrom builds a world from a tar (plain, gzip or zstd) that the client sends;
+// recipe says the rest. Users other than root build this way: the daemon reads no files
+// of the host for them.
+func (c *Client) BuildWorldFrom(ctx context.Context, recipe Recipe, tar io.Reader, progress func(Progress)) (Built, error) {
+	body, err := json.Marshal(recipe)
+	if err != nil {
+		return Built{}, &Error{Kind: BadRequest, Detail: err.Error()}
+	}
+	return c.build(ctx, call{
+		method: http.MethodPost, path: "/v1/worlds", media: MediaTar, body: tar,
+		header: http.Header{HeaderRecipe: {ascii(body)}},
+	}, progress)
+}
+
+// ImportWorld imports an OCI image layout tar.
+func (c *Client) ImportWorld(ctx context.Context, name string, tar io.Reader, progress func(Progress)) (World, error) {
+	q := url.Values{}
+	if name != "" {
+		q.Set("name", name)
+	}
+	built, err := c.build(ctx, call{method: http.MethodPost, path: "/v1/worlds/import", query: q, media: MediaTar, body: tar}, progress)
+	return built.World, err
+}
+
+// ExportWorld writes a world as an OCI image layout tar.
+func (c *Client) ExportWorld(ctx context.Context, ref string, w io.Writer) error {
+	return c.copy(ctx, call{method: http.MethodGet, path: "/v1/worlds/" + segment(ref) + "/export"}, w)
+}
+
+func (c *Client) build(ctx context.Context, r call, progress func(Progress)) (Built, error) {
+	var built *Built
+	err := c.lines(ctx, r, func(line []byte) error {
+		var e BuildEvent
+		if err := json.Unmarshal(line, &e); err != nil {
+			return &Error{Kind: ConnectionLost, Detail: "a line of the stream is no event: " + err.Error()}
+		}
+		switch {
+		case e.Error != nil:
+			return e.Error
+		case e.Built != nil:
+			built = e.Built
+		case e.Progress != nil && progress != nil:
+			progress(*e.Progress)
+		}
+		return nil
+	})
+	if err != nil {
+		return Built{}, err
+	}
+	if built == nil {
+		return Built{}, &Error{Kind: ConnectionLost, Detail: "the stream ended without a result"}
+	}
+	return *built, nil
+}
+
+// copy writes a raw answer to w.
+func (c *Client) copy(ctx context.Context, r call, w io.Writer) error {
+	resp, err := c.send(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if _, err := io.Copy(w, resp.Body); err != nil {
+		return c.explain(ctx, err)
+	}
+	return nil
+}
+
+// Policies lists the policies.
+func (c *Client) Policies(ctx context.Context) ([]Policy, error) {
+	out, err := get[Policies](ctx, c, "/v1/policies", nil)
+	return out.Policies, err
+}
+
+// Policy shows one policy with the runtime-spec that it makes.
+func (c *Client) Policy(ctx context.Context, name string) (Policy, error) {
+	return get[Policy](ctx, c, "/v1/policies/"+segment(name), nil)
+}

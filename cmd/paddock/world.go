@@ -1,0 +1,232 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/paddock-run/paddock/api"
+)
+
+func worldCommand(c *cli) *cobra.Command {
+	return group("world", "Build and look at worlds: sealed images that episodes start from",
+		worldBuild(c), worldList(c), worldInspect(c), worldRemove(c), worldExport(c), worldImport(c))
+}
+
+func worldBuild(c *cli) *cobra.Command {
+	var r api.Recipe
+	var debian, packages, user, workdir, tools string
+	var env []string
+	cmd := &cobra.Command{
+		Use:   "build [DIR | TAR]",
+		Short: "Build a world from a directory, a tar, or a base recipe",
+		Long: "Build a world. The same contents give the same world on any day and host, and a second build is a cache hit.\n\n" +
+			"  paddock world build --busybox --name busybox\n" +
+			"  paddock world build --debian bookworm --packages python3,git --name py\n" +
+			"  paddock world build ./repo --base py --into /work --workdir /work --name task-1",
+		Args: args(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			if debian != "" {
+				r.Debian = &api.Debian{Suite: debian, Packages: strings.FieldsFunc(packages, func(x rune) bool { return x == ',' || x == ' ' })}
+			} else if packages != "" {
+				return usageError{errors.New("--packages goes with --debian")}
+			}
+			r.Config.Env, r.Config.User, r.Config.WorkingDir = env, user, workdir
+			if err := readTools(tools, &r); err != nil {
+				return err
+			}
+			if err := source(a, &r); err != nil {
+				return err
+			}
+			return c.build(cmd, r)
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&r.Busybox, "busybox", false, "base recipe: the host's static busybox; done in an instant")
+	f.StringVar(&debian, "debian", "", "base recipe: a minimal Debian of this suite, made by mmdebstrap")
+	f.StringVar(&packages, "packages", "", "packages for --debian, separated by commas")
+	f.StringVar(&r.Base, "base", "", "world to put the layer on")
+	f.StringVar(&r.Into, "into", "", "directory inside the world that the contents go to (default /)")
+	f.StringArrayVar(&r.Ignore, "ignore", nil, "pattern of DIR's entries to leave out; may be repeated")
+	f.StringVar(&r.Name, "name", "", "name to point at the world")
+	f.StringVar(&r.Version, "version", "", "salt for the cache key")
+	f.StringVar(&r.Cache, "cache", "", "auto (default), off or refresh")
+	f.StringArrayVar(&env, "env", nil, "KEY=value of the world's environment; may be repeated")
+	f.StringVar(&user, "user", "", "user of the world's programs")
+	f.StringVar(&workdir, "workdir", "", "working directory of the world's programs")
+	f.StringVar(&tools, "tools", "", "JSON file with a list of the world's own tools")
+	return cmd
+}
+
+// source tells a directory from a tar; the daemon wants absolute paths.
+func source(a []string, r *api.Recipe) error {
+	if len(a) == 0 {
+		return nil
+	}
+	path, err := filepath.Abs(a[0])
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if info.IsDir() {
+		r.Dir = path
+	} else {
+		r.Tar = path
+	}
+	return nil
+}
+
+func readTools(path string, r *api.Recipe) error {
+	if path == "" {
+		return nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(text, &r.Config.Tools); err != nil {
+		return fmt.Errorf("tools %s: %w", path, err)
+	}
+	return nil
+}
+
+func (c *cli) build(cmd *cobra.Command, r api.Recipe) error {
+	m := c.meter()
+	defer m.finish()
+	built, err := c.client().BuildWorld(cmd.Context(), r, func(p api.Progress) { m.at(p.Step, p.Done, p.Total) })
+	m.finish()
+	if err != nil {
+		return err
+	}
+	return c.print(built, func(w io.Writer) {
+		how := "built in " + seconds(built.TookS)
+		if built.Hit {
+			how = "from the cache"
+		}
+		fmt.Fprintf(w, "%s  %s, %d entries, %s\n", built.World.ID, strings.Join(built.World.Names, ","), built.World.Entries, how)
+	})
+}
+
+func worldList(c *cli) *cobra.Command {
+	return &cobra.Command{
+		Use: "ls", Short: "List the worlds", Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			all, err := c.client().Worlds(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return c.print(all, func(w io.Writer) {
+				rows := [][]string{{"ID", "NAMES", "RECIPE", "LAYERS", "ENTRIES", "SIZE", "CREATED"}}
+				for _, o := range all {
+					rows = append(rows, []string{
+						short(o.ID), strings.Join(o.Names, ","), o.Recipe, strconv.Itoa(len(o.Layers)), strconv.FormatInt(o.Entries, 10),
+						api.Size(o.SizeBytes).String(), o.Created.Local().Format(time.DateTime),
+					})
+				}
+				table(w, rows...)
+			})
+		},
+	}
+}
+
+func worldInspect(c *cli) *cobra.Command {
+	return &cobra.Command{
+		Use: "inspect WORLD", Short: "Show a world, by id, unique prefix or name, as JSON", Args: args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			o, err := c.client().World(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			e := json.NewEncoder(c.out)
+			e.SetIndent("", "  ")
+			return e.Encode(o)
+		},
+	}
+}
+
+func worldRemove(c *cli) *cobra.Command {
+	return &cobra.Command{
+		Use: "rm WORLD...", Short: "Remove worlds that nothing uses", Args: args(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			var failed error
+			for _, ref := range a {
+				failed = errors.Join(failed, c.client().RemoveWorld(cmd.Context(), ref))
+			}
+			return failed
+		},
+	}
+}
+
+func worldExport(c *cli) *cobra.Command {
+	var path string
+	cmd := &cobra.Command{
+		Use: "export WORLD", Short: "Write a world as an OCI image layout tar", Args: args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			if path == "" || path == "-" {
+				if terminal(c.out) {
+					return usageError{errors.New("a tar is not for a terminal; use -o FILE")}
+				}
+				return c.client().ExportWorld(cmd.Context(), a[0], c.out)
+			}
+			return writeFile(path, func(w io.Writer) error { return c.client().ExportWorld(cmd.Context(), a[0], w) })
+		},
+	}
+	cmd.Flags().StringVarP(&path, "output", "o", "", "file to write; - is standard output")
+	return cmd
+}
+
+// writeFile writes beside path and renames: a broken export leaves nothing that looks whole.
+func writeFile(path string, write func(io.Writer) error) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	if err := errors.Join(write(f), f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+func worldImport(c *cli) *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use: "import FILE", Short: "Import an OCI image layout tar; - is standard input", Args: args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			in := c.in
+			if a[0] != "-" {
+				f, err := os.Open(a[0])
+				if err != nil {
+					return err
+				}
+				defer func() { _ = f.Close() }()
+				in = f
+			}
+			m := c.meter()
+			defer m.finish()
+			o, err := c.client().ImportWorld(cmd.Context(), name, in, func(p api.Progress) { m.at(p.Step, p.Done, p.Total) })
+			m.finish()
+			if err != nil {
+				return err
+			}
+			return c.print(o, func(w io.Writer) { fmt.Fprintln(w, o.ID) })
+		},
+	}
+	cmd.Flags().StringVar(&name, "name", "", "name to point at the world")
+	return cmd
+}
