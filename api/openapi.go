@@ -132,7 +132,7 @@ func (g *schemas) content(media []string, t reflect.Type) object {
 	c := object{}
 	for _, m := range media {
 		schema := object{}
-		if m != MediaBytes && t != nil {
+		if m != MediaBytes && m != MediaTar && t != nil {
 			schema = g.schema(t)
 		}
 		c[m] = object{"schema": schema}

@@ -141,3 +141,10 @@ type Launcher struct {
 type Health struct {
 	Status string `json:"status" doc:"ok or draining"`
 }
+
+// Capacity is what there is.
+type Capacity struct {
+	CPUs        float64 `json:"cpus"`
+	MemoryBytes int64   `json:"memory_bytes"`
+	Draining    bool    `json:"draining"`
+}

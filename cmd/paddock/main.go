@@ -43,7 +43,9 @@ func commands(c *cli) []*cobra.Command {
 	}
 }
 
-func newRootCmd() *cobra.Command { return rootCommand(&cli{in: os.Stdin, out: os.Stdout, errs: os.Stderr}) }
+func newRootCmd() *cobra.Command {
+	return rootCommand(&cli{in: os.Stdin, out: os.Stdout, errs: os.Stderr})
+}
 
 func rootCommand(c *cli) *cobra.Command {
 	root := &cobra.Command{

@@ -18,8 +18,8 @@ import (
 
 // Report is what `paddock bench --json` prints.
 type Report struct {
-	Host  Host `json:"host"`
-	Store FileSystem   `json:"store"`
+	Host  Host       `json:"host"`
+	Store FileSystem `json:"store"`
 	// Rows are the measured jobs, by name.
 	Rows map[string]Row `json:"rows"`
 	// Ratios are null where the peer is absent, and all null when Refused is set.

@@ -1,0 +1,167 @@
+// Package daemon serves paddock's API as HTTP/1.1 on a unix socket. It owns the socket,
+// who may connect, the table of routes, the strict reading of requests, and the
+// translation between wire types (api) and the runner's. It decides nothing about
+// episodes.
+//
+// A request goes: listener (kernel's credentials, caps) -> gate (who is let in) -> route
+// table -> strict decoding -> handler -> runner; an error on any of these ends as a
+// problem document with a stable kind, whose status is chosen in one switch.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/paddock-run/paddock/api"
+	"github.com/paddock-run/paddock/policies"
+	"github.com/paddock-run/paddock/runner"
+)
+
+const (
+	headerTimeout = 5 * time.Second
+	idleTimeout   = 5 * time.Minute
+	maxHeader     = 256 << 10
+	// DefaultMaxConns is the cap of open connections.
+	DefaultMaxConns = 16384
+)
+
+// Config says what a Server serves and for whom.
+type Config struct {
+	Runner   *runner.Runner
+	Policies *policies.Set
+	Launcher Informer
+	Socket   SocketOptions
+	// Sockets are the sockets of single episodes, whose requests the server answers too.
+	Sockets *Sockets
+	// Spool is a directory for uploads that are being worked on; empty is the system's.
+	Spool string
+	// Version is the binary's.
+	Version string
+	Host    policies.Host
+	Log     *slog.Logger
+	// MaxConns caps open connections; 0 is DefaultMaxConns.
+	MaxConns int
+}
+
+// Server is a daemon's front.
+type Server struct {
+	cfg      Config
+	run      *runner.Runner
+	log      *slog.Logger
+	metrics  *metrics
+	routes   []route
+	handler  http.Handler
+	document []byte
+	http     *http.Server
+	started  time.Time
+	draining atomic.Bool
+	// ending is cancelled with a cause when streams that have no end of their own shall end.
+	ending context.Context //nolint:containedctx // the life of the server, which outlasts any request
+	end    context.CancelCauseFunc
+
+	mu    sync.Mutex
+	conns *listener
+}
+
+// errStopping is the cause of streams ended by Shutdown.
+var errStopping = &api.Error{Kind: api.Draining, Detail: "the daemon is stopping"}
+
+// New makes a server; Serve starts it.
+func New(cfg Config) (*Server, error) {
+	if cfg.MaxConns == 0 {
+		cfg.MaxConns = DefaultMaxConns
+	}
+	s := &Server{cfg: cfg, run: cfg.Runner, log: cfg.Log, metrics: newMetrics(), started: time.Now()}
+	s.ending, s.end = context.WithCancelCause(context.Background())
+	s.routes = routes()
+	doc, err := api.Document(cfg.Version, operations(s.routes))
+	if err != nil {
+		return nil, err
+	}
+	s.document = doc
+	s.handler = s.mux(s.routes, nil)
+	s.http = s.httpServer(s.handler)
+	if cfg.Sockets != nil {
+		cfg.Sockets.attach(s)
+	}
+	return s, nil
+}
+
+func (s *Server) httpServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
+		ConnContext: withPeer, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+	}
+}
+
+// Listen makes the socket, so that clients can connect; they are answered by Serve. A
+// second daemon at the same path is an error.
+func (s *Server) Listen(ctx context.Context) error {
+	gid, err := lookupGroup(s.cfg.Socket.Group)
+	if err != nil {
+		return err
+	}
+	l, err := ownedSocket{path: s.cfg.Socket.Path, uid: -1, gid: gid, mode: socketMode}.listen(ctx)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conns = s.newListener(l, newGate(gid), s.cfg.MaxConns)
+	return nil
+}
+
+func (s *Server) newListener(l *net.UnixListener, g gate, most int) *listener {
+	return &listener{
+		UnixListener: l, gate: g, max: most, perUser: max(1, most*3/4),
+		log: s.log, metrics: s.metrics, open: map[uint32]int{},
+	}
+}
+
+// Serve answers until Shutdown or Close; then it returns nil.
+func (s *Server) Serve() error {
+	s.mu.Lock()
+	l := s.conns
+	s.mu.Unlock()
+	if l == nil {
+		return errors.New("serve: Listen was not called")
+	}
+	if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve %s: %w", s.cfg.Socket.Path, err)
+	}
+	return nil
+}
+
+// Drain refuses new work from now on; what runs may finish, and looking is still allowed.
+func (s *Server) Drain() { s.draining.Store(true) }
+
+// Shutdown takes the socket away, ends streams that have no end of their own, waits for
+// the requests in flight until ctx ends, then closes what is left.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.Drain()
+	s.end(errStopping)
+	s.unlink()
+	err := s.http.Shutdown(ctx)
+	if err != nil {
+		err = errors.Join(err, s.http.Close())
+	}
+	return err
+}
+
+// unlink removes the socket's file when it is still this server's.
+func (s *Server) unlink() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conns != nil {
+		_ = os.Remove(s.cfg.Socket.Path)
+		s.conns.UnixListener.SetUnlinkOnClose(false)
+	}
+}

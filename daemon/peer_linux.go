@@ -1,0 +1,84 @@
+package daemon
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// peer is who connected, as the kernel says. Refusal is empty for those let in.
+type peer struct {
+	uid, gid uint32
+	pid      int32
+	refusal  string
+}
+
+// owner is the peer as the owner of runs.
+func (p peer) owner() string { return strconv.FormatUint(uint64(p.uid), 10) }
+
+// gate decides who is let in.
+type gate struct {
+	own   uint32
+	group int // -1: none
+	// only, when set, lets this uid in and nobody else but root and the daemon's own.
+	only *uint32
+}
+
+func newGate(group int) gate { return gate{own: uint32(os.Geteuid()), group: group} }
+
+// check asks the kernel who is at the other end of conn.
+func (g gate) check(conn *net.UnixConn) (peer, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return peer{}, err
+	}
+	var p peer
+	var asked error
+	err = raw.Control(func(fd uintptr) {
+		var cred *unix.Ucred
+		if cred, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); asked != nil {
+			return
+		}
+		p = peer{uid: cred.Uid, gid: cred.Gid, pid: cred.Pid}
+		if g.admits(p, nil) {
+			return
+		}
+		// The other groups are asked for only when they matter.
+		groups, err := peerGroups(int(fd))
+		if err != nil || !g.admits(p, groups) {
+			p.refusal = g.refusal(p)
+		}
+	})
+	if err != nil {
+		return peer{}, err
+	}
+	return p, asked
+}
+
+func (g gate) admits(p peer, groups []uint32) bool {
+	switch {
+	case p.uid == 0 || p.uid == g.own:
+		return true
+	case g.only != nil:
+		return p.uid == *g.only
+	case g.group < 0:
+		return false
+	}
+	return p.gid == uint32(g.group) || slices.Contains(groups, uint32(g.group))
+}
+
+func (g gate) refusal(p peer) string {
+	who := fmt.Sprintf("uid %d (pid %d) is not let in", p.uid, p.pid)
+	switch {
+	case g.only != nil:
+		return fmt.Sprintf("%s: this socket is for uid %d alone", who, *g.only)
+	case g.group < 0:
+		return fmt.Sprintf("%s: only root and uid %d are; start the daemon with --socket-group GROUP and add the user to that group", who, g.own)
+	}
+	return fmt.Sprintf("%s: only root, uid %d and members of group %s are; add the user with `usermod -aG %s USER` and log in again",
+		who, g.own, groupName(g.group), groupName(g.group))
+}

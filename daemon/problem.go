@@ -1,0 +1,114 @@
+package daemon
+
+import (
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/paddock-run/paddock/api"
+)
+
+// statusOf is the one place where a kind of error becomes a status code.
+func statusOf(kind api.Kind) int {
+	switch kind {
+	case api.BadRequest, api.UnknownField:
+		return http.StatusBadRequest
+	case api.BadRecipe, api.BadArchive, api.UnknownTool, api.UnknownUser:
+		return http.StatusUnprocessableEntity
+	case api.TooLarge:
+		return http.StatusRequestEntityTooLarge
+	case api.UnsupportedMedia:
+		return http.StatusUnsupportedMediaType
+	case api.NotFound, api.RouteNotFound, api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader:
+		return http.StatusNotFound
+	case api.MethodNotAllowed:
+		return http.StatusMethodNotAllowed
+	case api.PermissionDenied, api.ForeignOrigin, api.RefusedByPolicy:
+		return http.StatusForbidden
+	case api.EpisodeDeleted:
+		return http.StatusGone
+	case api.RunExists, api.Fenced, api.SpecConflict, api.CallConflict, api.Superseded, api.AttemptsExhausted,
+		api.EpisodeEnded, api.NotRescorable, api.WrongState, api.InUse:
+		return http.StatusConflict
+	case api.OverCapacity:
+		return http.StatusTooManyRequests
+	case api.Draining, api.TooManyConns, api.PlatformFault, api.Corrupt:
+		return http.StatusServiceUnavailable
+	default:
+		return http.StatusInternalServerError
+	}
+}
+
+// hints say what to do about an error where the daemon knows nothing better.
+var hints = map[api.Kind]string{
+	api.UnknownWorld:  "list worlds with `paddock world ls`; the smallest one is made in an instant by `paddock world build --busybox --name busybox`",
+	api.UnknownPolicy: "list policies with `paddock policy ls`",
+	api.RunExists:     `open it again with resume "resume" or "auto", or choose another name`,
+	api.Fenced:        "another driver has resumed this run; stop this one",
+	api.SpecConflict:  `choose another id, or send on_conflict "supersede" to keep the old attempt as history and start anew`,
+	api.CallConflict:  "a sequence number names one call for good; number the calls of an attempt 1, 2, 3, ...",
+	api.EpisodeEnded:  `start a new attempt with attempt "next", or another episode`,
+	api.OverCapacity:  "ask again after retry_after seconds",
+	api.Draining:      "the daemon is stopping; ask again when it is back",
+	api.Internal:      "this is a bug of paddock; the daemon's log has a line with the incident",
+	api.ForeignOrigin: "the daemon is not for browsers; ask for http://paddock/ or http://localhost/ on the unix socket",
+}
+
+// finishProblem fills what follows from the kind.
+func finishProblem(p *api.Error) {
+	p.Status = statusOf(p.Kind)
+	p.Type = "urn:paddock:error:" + string(p.Kind)
+	p.Title = strings.ReplaceAll(string(p.Kind), "_", " ")
+	if p.Hint == "" {
+		p.Hint = hints[p.Kind]
+	}
+	if p.Status == http.StatusTooManyRequests && p.RetryAfter == 0 {
+		p.RetryAfter = 1
+	}
+}
+
+// problem makes err a problem document. What it does not know is a bug, logged under an
+// incident that the answer names.
+func (s *Server) problem(operation string, err error) *api.Error {
+	p := translate(err)
+	if p == nil {
+		incident := uuid.NewString()
+		s.log.Error("unknown error", slog.String("operation", operation), slog.String("incident", incident), slog.Any("error", err))
+		p = &api.Error{Kind: api.Internal, Detail: "the daemon met an error that it has no name for", Incident: incident}
+	}
+	finishProblem(p)
+	s.metrics.errors.WithLabelValues(operation, string(p.Kind)).Inc()
+	return p
+}
+
+func (s *Server) writeProblem(w http.ResponseWriter, operation string, err error) {
+	p := s.problem(operation, err)
+	body, err := json.Marshal(p)
+	if err != nil {
+		// A value of the request that cannot be told back: the rest says enough.
+		p.Pointers = nil
+		body, _ = json.Marshal(p)
+	}
+	h := w.Header()
+	h.Set("Content-Type", api.MediaProblem)
+	if p.RetryAfter > 0 {
+		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(p.RetryAfter))))
+	}
+	w.WriteHeader(p.Status)
+	_, _ = w.Write(append(body, '\n'))
+}
+
+// translate gives the wire form of a typed error, nil for one it does not know.
+func translate(err error) *api.Error {
+	if p, ok := errors.AsType[*api.Error](err); ok {
+		c := *p
+		return &c
+	}
+	return translateRunner(err)
+}

@@ -1,0 +1,147 @@
+package daemon
+
+import (
+	"reflect"
+
+	"github.com/paddock-run/paddock/api"
+)
+
+const (
+	runPath     = "/v1/runs/{run}"
+	episodePath = runPath + "/episodes/{id}"
+	batchPath   = "/v1/batches/{batch}"
+	graderPath  = "/v1/graders/{grader}"
+	worldPath   = "/v1/worlds/{world}"
+)
+
+// routes is the one table of what the daemon serves.
+func routes() []route {
+	var all []route
+	for _, part := range [][]route{metaRoutes(), worldRoutes(), runRoutes(), episodeRoutes(), endRoutes(), recordRoutes(), scoreRoutes(), batchRoutes()} {
+		all = append(all, part...)
+	}
+	return all
+}
+
+func metaRoutes() []route {
+	return []route{
+		typed("GET", "/healthz", "health", "Whether the daemon takes work", (*Server).health, draining),
+		raw("GET", "/metrics", "metrics", "Prometheus metrics", (*Server).serveMetrics, draining, gives(nil, "text/plain")),
+		raw("GET", "/openapi.json", "openapi", "This document", (*Server).serveDocument, draining, gives(nil, api.MediaJSON)),
+		typed("GET", "/v1/version", "version", "What answers", (*Server).version, draining),
+		typed("GET", "/v1/capacity", "capacity", "What there is, what is reserved and what waits", (*Server).capacity, draining),
+		typed("GET", "/v1/policies", "listPolicies", "List the policies", (*Server).listPolicies, draining),
+		typed("GET", "/v1/policies/{policy}", "getPolicy", "A policy and the runtime-spec it makes", (*Server).getPolicy, draining, may(api.UnknownPolicy)),
+		raw("POST", "/v1/leases", "openLease", "Hold a lease for as long as this connection is open", (*Server).lease,
+			gives(reflect.TypeFor[api.LeaseEvent](), api.MediaStream)),
+	}
+}
+
+func worldRoutes() []route {
+	missing := may(api.UnknownWorld)
+	return []route{
+		typed("GET", "/v1/worlds", "listWorlds", "List the worlds", (*Server).listWorlds, draining),
+		raw("POST", "/v1/worlds", "buildWorld", "Build a world; streams progress, then the world", (*Server).buildWorld,
+			takes(reflect.TypeFor[api.Recipe](), api.MediaJSON, api.MediaTar), header(api.HeaderRecipe, "the recipe, when the body is its tar"), gives(reflect.TypeFor[api.BuildEvent](), api.MediaStream),
+			missing, may(api.BadRecipe, api.BadArchive, api.Corrupt)),
+		raw("POST", "/v1/worlds/import", "importWorld", "Import an OCI image layout tar; streams progress, then the world", (*Server).importWorld,
+			takes(nil, api.MediaTar, api.MediaBytes), gives(reflect.TypeFor[api.BuildEvent](), api.MediaStream), body(rawBody),
+			param("name", "string", "a name to point at the world"), may(api.BadRecipe, api.BadArchive)),
+		typed("GET", worldPath, "getWorld", "A world by id, unique prefix or name", (*Server).getWorld, draining, missing),
+		typed("DELETE", worldPath, "removeWorld", "Remove a world that nothing uses", (*Server).removeWorld, missing, may(api.InUse)),
+		raw("GET", worldPath+"/export", "exportWorld", "The world as an OCI image layout tar", (*Server).exportWorld, draining,
+			gives(nil, api.MediaTar), missing, may(api.Corrupt)),
+	}
+}
+
+func runRoutes() []route {
+	return []route{
+		typed("POST", "/v1/runs", "openRun", "Open a run", (*Server).openRun, may(api.RunExists, api.NotFound)),
+		typed("GET", "/v1/runs", "listRuns", "List the caller's runs", (*Server).listRuns, draining),
+		typed("POST", runPath+"/episodes", "createEpisode", "Create an episode, or get what is kept of its id", (*Server).createEpisode,
+			body(bigBody), header(api.HeaderGeneration, "the run's generation that the driver was given"),
+			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownUser, api.RefusedByPolicy, api.Fenced, api.SpecConflict,
+				api.AttemptsExhausted, api.OverCapacity, api.Corrupt, api.NotFound, api.WrongState)),
+		typed("GET", runPath+"/episodes", "listEpisodes", "List episodes in order of their ids", (*Server).listEpisodes, draining,
+			param("prefix", "string", "of the ids"), param("after", "string", "an id to continue after"), param("max", "integer", "at most so many, 1 to 10000"),
+			may(api.NotFound)),
+		typed("POST", runPath+"/cancel", "cancelEpisodes", "Cancel live episodes whose ids have a prefix", (*Server).cancelEpisodes, draining, may(api.NotFound)),
+	}
+}
+
+func episodeRoutes() []route {
+	missing := may(api.NotFound, api.EpisodeDeleted)
+	live := may(api.EpisodeEnded, api.Superseded, api.Fenced, api.WrongState)
+	archive := []option{
+		param("path", "string", "absolute inside the sandbox"), param("user", "string", "as whom"), missing, live,
+		may(api.UnknownUser, api.RefusedByPolicy),
+	}
+	return []route{
+		typed("GET", episodePath, "getEpisode", "An episode with all its attempts; looking renews no lease", (*Server).getEpisode, draining, agentToo, missing),
+		typed("DELETE", episodePath, "deleteEpisode", "End an episode and forget it", (*Server).deleteEpisode, draining, missing),
+		raw("POST", episodePath+"/calls", "call", "One tool call; with Accept: application/x-ndjson its output is streamed, the result last", (*Server).call,
+			agentToo, draining, body(callBody),
+			takes(reflect.TypeFor[api.CallSpec](), api.MediaJSON, api.MediaBytes), gives(reflect.TypeFor[api.CallResult](), api.MediaJSON, api.MediaStream),
+			header(api.HeaderCall, "the call, when the body is its raw stdin"), missing, live,
+			may(api.CallConflict, api.UnknownTool, api.UnknownUser, api.RefusedByPolicy, api.OverCapacity)),
+		raw("PUT", episodePath+"/archive", "upload", "Unpack a tar (plain, gzip or zstd) under a directory", (*Server).upload,
+			append(archive, draining, takes(nil, api.MediaTar, api.MediaBytes), gives(reflect.TypeFor[api.CallResult](), api.MediaJSON), may(api.BadArchive))...),
+		raw("GET", episodePath+"/archive", "download", "A file or tree as a tar", (*Server).download,
+			append(archive, draining, gives(nil, api.MediaTar))...),
+		typed("POST", episodePath+"/pause", "pauseEpisode", "Freeze an episode and its clocks", (*Server).pauseEpisode, draining, missing, live),
+		typed("POST", episodePath+"/resume", "resumeEpisode", "Let a paused episode go on", (*Server).resumeEpisode, draining, missing, live),
+		typed("POST", episodePath+"/keepalive", "keepAlive", "Renew a lease of kind ttl", (*Server).keepAlive, draining, missing, live),
+	}
+}
+
+func endRoutes() []route {
+	missing := may(api.NotFound, api.EpisodeDeleted)
+	live := may(api.EpisodeEnded, api.Superseded, api.Fenced, api.WrongState)
+	return []route{
+		raw("POST", episodePath+"/finish", "finishEpisode", "End an attempt, with an answer and a payload, and score it", (*Server).finishEpisode,
+			agentToo, draining, body(bigBody), takes(reflect.TypeFor[api.FinishSpec](), api.MediaJSON, api.MediaBytes),
+			gives(reflect.TypeFor[api.Episode](), api.MediaJSON), header(api.HeaderFinish, "the rest, when the body is the raw payload"),
+			missing, live, may(api.UnknownGrader)),
+		typed("POST", episodePath+"/abort", "abortEpisode", "End an attempt because the client cannot go on", (*Server).abortEpisode, draining, agentToo, missing, live),
+	}
+}
+
+func recordRoutes() []route {
+	attempt := param("attempt", "integer", "unset is the last")
+	missing := may(api.NotFound, api.EpisodeDeleted, api.WrongState)
+	return []route{
+		typed("GET", episodePath+"/changes", "getChanges", "What an ended attempt changed", (*Server).changes, draining, attempt, missing),
+		raw("GET", episodePath+"/trajectory", "getTrajectory", "The calls of an attempt, one a line", (*Server).trajectory, draining, attempt, missing,
+			gives(nil, api.MediaStream)),
+		raw("GET", episodePath+"/payload", "getPayload", "The payload that finish was given", (*Server).payload, draining, attempt, missing,
+			gives(nil, api.MediaBytes)),
+	}
+}
+
+func scoreRoutes() []route {
+	missing := may(api.NotFound, api.EpisodeDeleted)
+	return []route{
+		typed("POST", "/v1/graders", "putGrader", "Keep a grader; its name is its digest", (*Server).putGrader, body(bigBody), may(api.UnknownPolicy, api.RefusedByPolicy)),
+		typed("GET", graderPath, "getGrader", "A grader by its digest", (*Server).getGrader, draining, may(api.UnknownGrader, api.NotFound)),
+		typed("POST", episodePath+"/scores", "scoreEpisode", "Score a kept end state; runs no agent", (*Server).scoreEpisode, missing,
+			may(api.UnknownGrader, api.NotRescorable, api.WrongState, api.OverCapacity, api.Corrupt)),
+		typed("POST", episodePath+"/rewards", "writeReward", "Write a reward that the client itself found", (*Server).writeReward, missing, may(api.WrongState, api.EpisodeEnded)),
+	}
+}
+
+func batchRoutes() []route {
+	missing := may(api.NotFound)
+	return []route{
+		typed("POST", "/v1/batches", "createBatch", "Run many episodes from a manifest", (*Server).createBatch, body(bigBody),
+			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownTool, api.SpecConflict, api.RunExists, api.Fenced, api.OverCapacity, api.NotFound)),
+		typed("GET", "/v1/batches", "listBatches", "List the caller's batches", (*Server).listBatches, draining),
+		typed("GET", batchPath, "getBatch", "A batch, its counts and its groups", (*Server).getBatch, draining, missing),
+		typed("POST", batchPath+"/resume", "resumeBatch", "Go on with a batch that was interrupted or cancelled", (*Server).resumeBatch, missing, may(api.WrongState, api.Fenced)),
+		typed("POST", batchPath+"/cancel", "cancelBatch", "Cancel what of a batch has not ended", (*Server).cancelBatch, draining, missing),
+		raw("GET", batchPath+"/results", "batchResults", "Results in order of completion", (*Server).batchResults, draining, missing,
+			param("after", "integer", "the last seq that is known"), param("follow", "boolean", "wait for more until the batch is done"),
+			gives(reflect.TypeFor[api.BatchResult](), api.MediaStream)),
+		typed("POST", batchPath+"/scores", "scoreBatch", "Score every end state of a batch with other graders; runs no agent", (*Server).scoreBatch,
+			missing, may(api.UnknownGrader, api.NotRescorable, api.WrongState, api.OverCapacity)),
+	}
+}
