@@ -8,6 +8,7 @@
 package policies
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
@@ -36,6 +37,7 @@ type Set struct {
 // Policy is one named lock-down. It is immutable.
 type Policy struct {
 	file    *file
+	data    []byte
 	seccomp *specs.LinuxSeccomp
 	hash    string
 }
@@ -72,7 +74,7 @@ func newPolicy(data []byte, goarch string) (*Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Policy{file: f}
+	p := &Policy{file: f, data: bytes.Clone(data)}
 	if p.seccomp, err = f.Seccomp.profile(goarch); err != nil {
 		return nil, err
 	}
@@ -115,6 +117,9 @@ func (p *Policy) Description() string { return p.file.Description }
 // Hash identifies the policy's content, the seccomp profile it ends in included:
 // "sha256:" and 64 hex digits.
 func (p *Policy) Hash() string { return p.hash }
+
+// Data is the policy's file, in JSON, for people to read.
+func (p *Policy) Data() json.RawMessage { return bytes.Clone(p.data) }
 
 // Network is the network that a sandbox has: always "none" so far.
 func (p *Policy) Network() string { return p.file.Network }

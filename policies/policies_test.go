@@ -161,6 +161,9 @@ func TestHashFollowsTheContent(t *testing.T) {
 		}
 		return p.Hash()
 	}
+	if got := mustGet(t, "default").Data(); !bytes.Equal(got, data) {
+		t.Errorf("Data() = %s", got)
+	}
 	first := hash(data)
 	if !strings.HasPrefix(first, "sha256:") || len(first) != 71 {
 		t.Errorf("Hash() = %q", first)

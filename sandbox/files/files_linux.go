@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/paddock-run/paddock/internal/safepath"
@@ -38,6 +39,21 @@ func NewReadOnly(root *os.File, ids sandbox.IDMap, writable []string) *Tree {
 	t := New(root, ids)
 	t.writable = append([]string{}, writable...)
 	return t
+}
+
+// ForSpec is New or NewReadOnly, whichever oci asks for: under a read-only root, what its
+// bind mounts name as both source and destination stays writable.
+func ForSpec(root *os.File, ids sandbox.IDMap, oci *specs.Spec) *Tree {
+	if oci == nil || oci.Root == nil || !oci.Root.Readonly {
+		return New(root, ids)
+	}
+	var writable []string
+	for _, m := range oci.Mounts {
+		if m.Type == "bind" && m.Source == m.Destination {
+			writable = append(writable, m.Destination)
+		}
+	}
+	return NewReadOnly(root, ids, writable)
 }
 
 func (t *Tree) paths() safepath.Root { return safepath.InRoot(int(t.root.Fd())) }

@@ -18,8 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/paddock-run/paddock/internal/need"
+	"github.com/paddock-run/paddock/policies"
+	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/sandbox"
 )
+
+var _ runner.Files = (*Tree)(nil)
 
 // testIDs is the map of the test trees.
 var testIDs = sandbox.IDMap{HostID: 300000, Size: sandbox.IDRangeSize}
@@ -716,6 +720,37 @@ func TestReadOnlyTreeIsWritableInItsDirectoriesOnly(t *testing.T) {
 		_, err := f.Untar(t.Context(), root, dir, tarOf(t, entry{name: "d/f", body: "x"}), sandbox.TarLimits{})
 		wantKind(t, "untar into "+dir, err, want)
 	}
+}
+
+// The policies say in the spec what is writable; the tree keeps to it.
+func TestTreeFollowsTheSpec(t *testing.T) {
+	t.Parallel()
+	set, err := policies.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for policy, kind := range map[string]string{"default": "", "strict": "read_only"} {
+		p, err := set.Get(policy)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec, err := p.Spec(p.Defaults(), "h", "/work")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := newFixture(t)
+		f.put(t, "work/", "", 0o755, 1000)
+		f.put(t, "tmp/", "", 0o1777, 0)
+		f.put(t, "home/", "", 0o755, 1000)
+		f.Tree = ForSpec(f.root, testIDs, spec)
+		for _, dir := range []string{"/work", "/tmp"} {
+			wantKind(t, policy+": write into "+dir, f.write(user, dir+"/f", "x"), "")
+		}
+		wantKind(t, policy+": write into /home", f.write(user, "/home/f", "x"), kind)
+	}
+	f := newFixture(t)
+	f.Tree = ForSpec(f.root, testIDs, nil)
+	wantKind(t, "without a spec", f.write(root, "/f", "x"), "")
 }
 
 // E29: nothing has a new file open for writing once its name is there.

@@ -3,6 +3,7 @@ package files
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -138,4 +139,37 @@ func BenchmarkRead(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+func BenchmarkUntarThousandFiles(b *testing.B) {
+	f := newFixture(b)
+	f.put(b, "tmp/", "", 0o777, 0)
+	archive := thousandFiles(b)
+	for b.Loop() {
+		if _, err := f.Untar(b.Context(), user, "/tmp", bytes.NewReader(archive), sandbox.TarLimits{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkTarThousandFiles(b *testing.B) {
+	f := newFixture(b)
+	f.put(b, "tmp/", "", 0o777, 0)
+	if _, err := f.Untar(b.Context(), user, "/tmp", bytes.NewReader(thousandFiles(b)), sandbox.TarLimits{}); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if err := f.Tar(b.Context(), user, "/tmp", io.Discard); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func thousandFiles(tb testing.TB) []byte {
+	tb.Helper()
+	var entries []entry
+	for i := range 1000 {
+		entries = append(entries, entry{name: fmt.Sprintf("d%d/f%d", i%20, i), body: "some content"})
+	}
+	return tarOf(tb, entries...).Bytes()
 }
