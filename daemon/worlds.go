@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"strings"
@@ -90,6 +91,9 @@ func (s *Server) spool(body io.Reader) (path string, err error) {
 		return "", err
 	}
 	if _, err := io.Copy(f, body); err != nil {
+		if _, own := errors.AsType[*fs.PathError](err); own { // the file's fault, not the client's
+			return "", errors.Join(err, f.Close(), os.Remove(f.Name()))
+		}
 		return "", errors.Join(&api.Error{Kind: api.BadRequest, Detail: "the tar broke off: " + err.Error()}, f.Close(), os.Remove(f.Name()))
 	}
 	if err := f.Close(); err != nil {

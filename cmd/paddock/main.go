@@ -38,7 +38,7 @@ func main() {
 // commands are the groups of commands, one file each. A new group is one more line here.
 func commands(c *cli) []*cobra.Command {
 	return []*cobra.Command{
-		worldCommand(c), policyCommand(c), versionCommand(c),
+		worldCommand(c), runWorldCommand(c), episodeCommand(c), scoreCommand(c), graderCommand(c), policyCommand(c), versionCommand(c),
 		newAuditCmd(), newDoctorCmd(),
 	}
 }
