@@ -45,7 +45,7 @@ func (p *Policy) Explain(stderr []byte, workdir string) []string {
 	if p.file.Network == "none" && containsAny(tail,
 		"network is unreachable", "could not resolve", "couldn't resolve", "temporary failure in name resolution",
 		"temporary failure resolving", "name or service not known", "no address associated with hostname",
-		"unknown host", "bad address", "failed to resolve", "dns error", "lookup on", "eai_again", "enetunreach") {
+		"unknown host", "bad address '", "failed to resolve", "dns error", "eai_again", "enetunreach") {
 		why = append(why, p.networkOff())
 	}
 	if p.file.Root == "read-only" && containsAny(tail, "read-only file system", "erofs") {

@@ -52,6 +52,11 @@ func (t *Tree) as(user sandbox.User, work func(*session) error) error {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	// Without the right to do this nothing has changed yet, and nothing is to be undone.
+	// The errno stays hidden: it is the daemon that lacks a right, not the user.
+	if err := unix.Setgroups(groups); err != nil {
+		return fmt.Errorf("become a user of the sandbox: %v", err)
+	}
 	uid, gid := unix.Geteuid(), unix.Getegid()
 	defer func() {
 		// A thread that stays a sandbox's user must not serve anybody else again.
@@ -60,7 +65,7 @@ func (t *Tree) as(user sandbox.User, work func(*session) error) error {
 		}
 	}()
 	if err := become(int(t.ids.HostID+user.UID), int(t.ids.HostID+user.GID), groups); err != nil {
-		return fmt.Errorf("become a user of the sandbox: %w", err)
+		return fmt.Errorf("become a user of the sandbox: %v", err)
 	}
 	s := &session{ids: t.ids, root: user.UID == 0 && t.ids.HostID != 0}
 	if err := s.setOverride(true); err != nil {

@@ -65,7 +65,7 @@ func inChild(tb testing.TB, policy, attempt string) string {
 func TestKernelAnswersAsTheProfileSays(t *testing.T) {
 	t.Parallel()
 	for attempt, want := range map[string]string{
-		"getpid": "", "unix": "", "route": "",
+		"getpid": "", "sync": "", "unix": "", "route": "",
 		"alg": "EPERM", "alg-high": "EPERM", "vsock": "EPERM", "packet": "EPERM", "tipc": "EPERM", "netfilter": "EPERM",
 		"newuser": "EPERM", "clone3": "ENOSYS", "unshare": "EPERM", "mount": "EPERM", "io_uring": "EPERM", "bpf": "EPERM",
 		"keyctl": "EPERM", "userfaultfd": "EPERM", "by-handle": "EPERM", "memfd-secret": "EPERM",

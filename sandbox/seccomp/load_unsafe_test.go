@@ -62,6 +62,7 @@ var attempts = map[string]func() error{
 	"tipc":         func() error { return try(unix.SYS_SOCKET, unix.AF_TIPC, unix.SOCK_STREAM, 0) },
 	"netfilter":    func() error { return try(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER) },
 	"route":        func() error { return try(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE) },
+	"sync":         func() error { return try(unix.SYS_SYNC, 0, 0, 0) },
 	"unix":         func() error { return try(unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM, 0) },
 	"newuser":      func() error { return try(unix.SYS_CLONE, unix.CLONE_NEWUSER|uintptr(unix.SIGCHLD), 0, 0) },
 	"clone3":       func() error { return try(unix.SYS_CLONE3, 0, 0, 0) },
