@@ -55,7 +55,7 @@ func (t *Tree) as(user sandbox.User, work func(*session) error) error {
 	// Without the right to do this nothing has changed yet, and nothing is to be undone.
 	// The errno stays hidden: it is the daemon that lacks a right, not the user.
 	if err := unix.Setgroups(groups); err != nil {
-		return fmt.Errorf("become a user of the sandbox: %v", err)
+		return refuse("io", "", "become a user of the sandbox: "+err.Error())
 	}
 	uid, gid := unix.Geteuid(), unix.Getegid()
 	defer func() {
@@ -65,7 +65,7 @@ func (t *Tree) as(user sandbox.User, work func(*session) error) error {
 		}
 	}()
 	if err := become(int(t.ids.HostID+user.UID), int(t.ids.HostID+user.GID), groups); err != nil {
-		return fmt.Errorf("become a user of the sandbox: %v", err)
+		return refuse("io", "", "become a user of the sandbox: "+err.Error())
 	}
 	s := &session{ids: t.ids, root: user.UID == 0 && t.ids.HostID != 0}
 	if err := s.setOverride(true); err != nil {
