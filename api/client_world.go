@@ -53,7 +53,7 @@ func (c *Client) ImportWorld(ctx context.Context, name string, tar io.Reader, pr
 	if name != "" {
 		q.Set("name", name)
 	}
-	built, err := c.build(ctx, call{method: http.MethodPost, path: "/v1/worlds/import", query: q, media: MediaTar, body: tar}, progress)
+	built, err := c.build(ctx, call{method: http.MethodPost, path: "/v1/imports", query: q, media: MediaTar, body: tar}, progress)
 	return built.World, err
 }
 

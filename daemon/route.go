@@ -263,13 +263,25 @@ func (s *Server) guard(next http.Handler) http.Handler {
 				Kind:   api.ForeignOrigin,
 				Detail: fmt.Sprintf("host %q, origin %q: not this daemon's", printable(r.Host), printable(r.Header.Get("Origin"))),
 			})
-		case r.URL.Path != "" && strings.Contains(r.URL.EscapedPath(), "//"):
+		case unclean(r.URL.EscapedPath()):
 			// ServeMux would redirect to the clean path, and a POST would lose its body.
-			s.writeProblem(w, "none", &api.Error{Kind: api.RouteNotFound, Detail: "the path has an empty segment"})
+			s.writeProblem(w, "none", &api.Error{
+				Kind: api.BadRequest, Field: "path",
+				Detail: fmt.Sprintf("path %s: a segment is empty, . or .., and nothing is called so", printable(r.URL.EscapedPath())),
+			})
 		default:
 			next.ServeHTTP(w, r)
 		}
 	})
+}
+
+func unclean(escaped string) bool {
+	for i, segment := range strings.Split(escaped, "/") {
+		if i > 0 && (segment == "" && escaped != "/" || segment == "." || segment == "..") {
+			return true
+		}
+	}
+	return false
 }
 
 func ownHost(host string) bool {
