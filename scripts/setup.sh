@@ -40,6 +40,7 @@ want_build() {
   want_go
   want gcc has gcc
   want libc6-dev test -e /usr/include/stdio.h -a -e /usr/lib/"$(uname -m)"-linux-gnu/libc.a
+  want musl-tools has musl-gcc
   want make has make
 }
 
