@@ -39,7 +39,7 @@ func main() {
 func commands(c *cli) []*cobra.Command {
 	return []*cobra.Command{
 		worldCommand(c), runWorldCommand(c), episodeCommand(c), scoreCommand(c), graderCommand(c), policyCommand(c), versionCommand(c),
-		newAuditCmd(), newDoctorCmd(),
+		newAuditCmd(), newDoctorCmd(), benchCommand(c),
 	}
 }
 

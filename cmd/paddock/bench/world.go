@@ -2,6 +2,7 @@ package bench
 
 import (
 	"archive/tar"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -74,4 +75,26 @@ func (b bulk) writeEntries(w io.Writer) error {
 		}
 	}
 	return t.Close()
+}
+
+// smallRoot is a tar of a root file system with busybox alone.
+func smallRoot(busybox []byte) (*bytes.Buffer, error) {
+	var b bytes.Buffer
+	t := tar.NewWriter(&b)
+	entries := []*tar.Header{
+		{Typeflag: tar.TypeDir, Name: "bin/", Mode: 0o755},
+		{Typeflag: tar.TypeReg, Name: "bin/busybox", Mode: 0o755, Size: int64(len(busybox))},
+		{Typeflag: tar.TypeSymlink, Name: "bin/true", Linkname: "busybox", Mode: 0o777},
+	}
+	for _, h := range entries {
+		if err := t.WriteHeader(h); err != nil {
+			return nil, err
+		}
+		if h.Typeflag == tar.TypeReg {
+			if _, err := t.Write(busybox); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return &b, t.Close()
 }

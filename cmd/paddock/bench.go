@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/paddock-run/paddock/cmd/paddock/bench"
+)
+
+// benchOptions are the flags of `paddock bench`.
+type benchOptions struct {
+	root, docker string
+	quick        bool
+}
+
+func benchCommand(c *cli) *cobra.Command {
+	var o benchOptions
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure paddock beside Docker and the host's own fork and exec, in one run",
+		Long: "Starts a daemon of its own, builds a world of 10 MB and one of 2 GB, and measures in interleaved rounds. What\n" +
+			"counts are the ratios; a peer that is absent gives null. With a store on an ext4 without a journal no ratio is quoted.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runBench(cmd.Context(), c, o) },
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&o.quick, "quick", false, "fewer rounds: less than a minute")
+	flags.StringVar(&o.root, "root", "", "directory for the bench's store, removed again (default on a tmpfs)")
+	flags.StringVar(&o.docker, "docker", "", "the Docker Engine's URL; else $DOCKER_HOST, else the default socket")
+	return cmd
+}
+
+func runBench(ctx context.Context, c *cli, o benchOptions) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("the bench starts a daemon and must run as root")
+	}
+	parent := o.root
+	if parent == "" {
+		parent = tmpfsDir()
+	} else if err := os.MkdirAll(parent, 0o755); err != nil { //nolint:gosec // a directory like any other
+		return err
+	}
+	dir, err := os.MkdirTemp(parent, "paddock-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	d, err := startOwnDaemon(ctx, dir)
+	if err != nil {
+		return err
+	}
+	m := c.meter()
+	report, err := bench.Run(ctx, bench.Config{
+		Client: d.client, Store: d.store(), Scratch: dir, Docker: o.docker, Quick: o.quick,
+		Progress: func(step string, done, total int) { m.at(step, int64(done), int64(total)) },
+	})
+	m.finish()
+	if err := errors.Join(err, d.stop(ctx)); err != nil {
+		return fmt.Errorf("%w; the daemon said: %s", err, lastLine(d.log()))
+	}
+	return c.print(report, func(w io.Writer) { _, _ = io.WriteString(w, report.Markdown()) })
+}

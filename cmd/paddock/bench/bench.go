@@ -1,0 +1,282 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/paddock-run/paddock/api"
+	"github.com/paddock-run/paddock/internal/engine"
+	"github.com/paddock-run/paddock/internal/timing"
+)
+
+// Config says what to measure.
+type Config struct {
+	// Client reaches a daemon whose store is Store.
+	Client *api.Client
+	Store  string
+	// Scratch is a directory for archives, on the store's file system.
+	Scratch string
+	// Docker is a Docker Engine's URL; empty is DOCKER_HOST or the default socket.
+	Docker string
+	// Quick makes fewer rounds: less than a minute in all.
+	Quick bool
+	// Progress is told about each step.
+	Progress func(step string, done, total int)
+}
+
+// Run measures and reports. A peer that is absent is no error.
+func Run(ctx context.Context, cfg Config) (Report, error) {
+	began := time.Now()
+	b := &bench{Config: cfg, samples: map[string]timing.Sample{}, report: Report{
+		Host: hostFacts(), Rows: map[string]Row{}, Absent: map[string]string{},
+	}}
+	var err error
+	if b.report.Store, err = lookAt(cfg.Store); err != nil {
+		return Report{}, err
+	}
+	if !b.report.Store.fit() {
+		b.report.Refused = "the store " + cfg.Store + " lies on an ext4 without a journal, where file-heavy work becomes many times slower " +
+			"after deletes; put it on a tmpfs, an XFS or an ext4 with a journal (--root), for example on a loop device"
+	}
+	if err := b.buildWorlds(ctx); err != nil {
+		return Report{}, fmt.Errorf("build the worlds: %w", err)
+	}
+	stop, err := b.connectDocker(ctx)
+	if err != nil {
+		return Report{}, err
+	}
+	err = b.measure(ctx)
+	if err := errors.Join(err, stop()); err != nil {
+		return Report{}, err
+	}
+	b.report.computeRatios()
+	b.report.Seconds = time.Since(began).Seconds()
+	return b.report, nil
+}
+
+// bench is one measurement.
+type bench struct {
+	Config
+	report  Report
+	samples map[string]timing.Sample
+	// worlds by name: base, 10m, 2g.
+	worlds map[string]string
+	docker *engine.Engine
+	// container runs through the whole measurement, for docker exec.
+	container string
+	episodes  int
+}
+
+// job is one thing that is measured: once per call, the time being what it returns.
+type job struct {
+	name, what string
+	// each is how often in a round.
+	each int
+	do   func(context.Context) (time.Duration, error)
+}
+
+// measure runs the jobs in rounds, so that a change of the host's speed meets all alike.
+func (b *bench) measure(ctx context.Context) error {
+	live, err := b.create(ctx, "base")
+	if err != nil {
+		return err
+	}
+	jobs := b.jobs(live)
+	rounds := 8
+	if b.Quick {
+		rounds = 3
+	}
+	for round := range rounds + 1 {
+		b.Progress("rounds", round, rounds+1)
+		for _, j := range jobs {
+			if err := b.repeat(ctx, j, round == 0); err != nil {
+				return fmt.Errorf("%s: %w", j.name, err)
+			}
+		}
+	}
+	for _, j := range jobs {
+		b.report.Rows[j.name] = Row{What: j.what, Summary: b.samples[j.name].Summarize()}
+	}
+	return b.Client.Delete(ctx, key(live))
+}
+
+// repeat runs a job as often as a round asks for; a warm-up runs it twice and keeps nothing.
+func (b *bench) repeat(ctx context.Context, j job, warmUp bool) error {
+	each := j.each
+	if warmUp {
+		each = min(each, 2)
+	}
+	for range each {
+		took, err := j.do(ctx)
+		if err != nil {
+			return err
+		}
+		if !warmUp {
+			b.samples[j.name] = append(b.samples[j.name], took)
+		}
+	}
+	return nil
+}
+
+func (b *bench) jobs(live string) []job {
+	jobs := []job{
+		{"episode", "create, exec true, finish with capture, delete, over the socket", 40, b.episode},
+		{"exec", "exec true in a live episode, over the socket", 60, func(ctx context.Context) (time.Duration, error) { return b.exec(ctx, live) }},
+		{"host_exec", "fork and exec of the same program on the host", 60, hostExec},
+		{"create_10m", "create on a world of 10 MB", 20, func(ctx context.Context) (time.Duration, error) { return b.start(ctx, "10m") }},
+		{"create_2g", "create on a world of 2 GB", 20, func(ctx context.Context) (time.Duration, error) { return b.start(ctx, "2g") }},
+	}
+	if b.docker != nil {
+		jobs = append(jobs,
+			job{"docker_episode", "Docker Engine API: create, start true, wait, remove; no network", 4, b.dockerEpisode},
+			job{"docker_exec", "Docker Engine API: exec true in a running container", 6, b.dockerExec})
+	}
+	return jobs
+}
+
+const benchRun = "default"
+
+func key(id string) api.Key { return api.Key{Run: benchRun, ID: id} }
+
+// create starts an episode and returns its id.
+func (b *bench) create(ctx context.Context, world string) (string, error) {
+	b.episodes++
+	id := fmt.Sprintf("bench-%d-%d", os.Getpid(), b.episodes)
+	_, err := b.Client.Create(ctx, api.EpisodeSpec{Run: benchRun, ID: id, World: b.worlds[world]})
+	return id, err
+}
+
+// episode is a whole life of an episode.
+func (b *bench) episode(ctx context.Context) (time.Duration, error) {
+	began := time.Now()
+	id, err := b.create(ctx, "base")
+	if err != nil {
+		return 0, err
+	}
+	if _, err := b.exec(ctx, id); err != nil {
+		return 0, err
+	}
+	if _, err := b.Client.Finish(ctx, key(id), api.FinishSpec{}); err != nil {
+		return 0, err
+	}
+	err = b.Client.Delete(ctx, key(id))
+	return time.Since(began), err
+}
+
+// start is the time until an episode on a world is ready.
+func (b *bench) start(ctx context.Context, world string) (time.Duration, error) {
+	began := time.Now()
+	id, err := b.create(ctx, world)
+	took := time.Since(began)
+	if err != nil {
+		return 0, err
+	}
+	return took, b.Client.Delete(ctx, key(id))
+}
+
+func (b *bench) exec(ctx context.Context, id string) (time.Duration, error) {
+	began := time.Now()
+	r, err := b.Client.Call(ctx, key(id), api.CallSpec{Tool: "exec", Argv: []string{"/bin/true"}})
+	took := time.Since(began)
+	if err == nil && (r.ExitCode == nil || *r.ExitCode != 0) {
+		err = fmt.Errorf("true ended with code %v, signal %d", r.ExitCode, r.Signal)
+	}
+	return took, err
+}
+
+func hostExec(ctx context.Context) (time.Duration, error) {
+	began := time.Now()
+	err := exec.CommandContext(ctx, "busybox", "true").Run()
+	return time.Since(began), err
+}
+
+func (b *bench) buildWorlds(ctx context.Context) error {
+	b.Progress("worlds", 0, 3)
+	base, err := b.Client.BuildWorld(ctx, api.Recipe{Busybox: true, Name: "bench-base"}, nil)
+	if err != nil {
+		return err
+	}
+	b.worlds = map[string]string{"base": base.World.ID}
+	for i, w := range []struct {
+		name string
+		bulk bulk
+	}{{"10m", bulk10M}, {"2g", bulk2G}} {
+		b.Progress("worlds", i+1, 3)
+		archive := filepath.Join(b.Scratch, "bulk-"+w.name+".tar.zst")
+		if err := w.bulk.writeTar(archive); err != nil {
+			return err
+		}
+		built, err := b.Client.BuildWorld(ctx, api.Recipe{Base: base.World.ID, Tar: archive, Name: "bench-" + w.name}, nil)
+		if err != nil {
+			return err
+		}
+		if got := built.World.SizeBytes; got < w.bulk.bytes() {
+			return fmt.Errorf("world %s has %d bytes, want %d and more", w.name, got, w.bulk.bytes())
+		}
+		b.worlds[w.name] = built.World.ID
+	}
+	return nil
+}
+
+// connectDocker prepares the peer, where there is one.
+func (b *bench) connectDocker(ctx context.Context) (stop func() error, err error) {
+	nothing := func() error { return nil }
+	e, err := engine.Dial(ctx, b.Docker)
+	if err != nil {
+		b.report.Absent["docker"] = err.Error()
+		return nothing, nil
+	}
+	b.report.Host.Docker = e.Version
+	rootfs, err := busyboxTar()
+	if err != nil {
+		return nothing, errors.Join(err, e.Close())
+	}
+	if err := e.Import(ctx, benchImage, rootfs); err != nil {
+		return nothing, errors.Join(err, e.Close())
+	}
+	id, err := e.Start(ctx, engine.Container{Image: benchImage, Argv: []string{"/bin/busybox", "sleep", "3600"}})
+	if err != nil {
+		return nothing, errors.Join(err, e.RemoveImage(ctx, benchImage), e.Close())
+	}
+	b.docker, b.container = e, id
+	return func() error {
+		ctx := context.WithoutCancel(ctx)
+		return errors.Join(e.Remove(ctx, id), e.RemoveImage(ctx, benchImage), e.Close())
+	}, nil
+}
+
+const benchImage = "paddock-bench:latest"
+
+func (b *bench) dockerEpisode(ctx context.Context) (time.Duration, error) {
+	t, err := b.docker.Run(ctx, engine.Container{Image: benchImage, Argv: []string{"/bin/true"}})
+	return t.Total(), err
+}
+
+func (b *bench) dockerExec(ctx context.Context) (time.Duration, error) {
+	began := time.Now()
+	code, err := b.docker.Exec(ctx, b.container, []string{"/bin/true"})
+	took := time.Since(began)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("true exited %d", code)
+	}
+	return took, err
+}
+
+// busyboxTar is the smallest root file system with a true and a sleep.
+func busyboxTar() (io.Reader, error) {
+	path, err := exec.LookPath("busybox")
+	if err != nil {
+		return nil, err
+	}
+	program, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return smallRoot(program)
+}
