@@ -160,3 +160,8 @@ func untidy(seed uint32) bool {
 	sum := sha256.Sum256(append([]byte("tidy"), b[:]...))
 	return sum[0]%4 == 0
 }
+
+func hash(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
