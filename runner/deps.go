@@ -47,6 +47,12 @@ type Ending interface {
 	Close() error
 }
 
+// Breaker is implemented by sandboxes on which the fault switch works: Break kills PID 1
+// from outside, with SIGKILL, as an administrator would. The fate is then sandbox.Killed.
+type Breaker interface {
+	Break() error
+}
+
 // Files reads and writes a sandbox's tree as one of its users: owners and permission
 // errors are the kernel's. Paths are absolute inside the sandbox, symlinks are resolved
 // inside it, other mounts (/proc, /dev, /sys) are not reached. Errors are

@@ -6,8 +6,14 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/google/uuid"
 
 	"github.com/paddock-run/paddock/overlay"
 	"github.com/paddock-run/paddock/policies"
@@ -45,104 +51,279 @@ type Faults struct {
 	Seed  uint32
 }
 
+var errStub = errors.New("not built yet")
+
 // Runner runs episodes. Its methods may be called from any goroutine.
 type Runner struct {
-	cfg Config
-}
+	cfg       Config
+	ctx       context.Context //nolint:containedctx // bounds the attempts' goroutines, which the Runner owns; Close cancels it
+	cancel    context.CancelCauseFunc
+	admission *admission
+	leases    leases
+	names     string
+	started   atomic.Int64
+	wg        sync.WaitGroup
 
-var errStub = errors.New("not built yet")
+	mu       sync.Mutex
+	draining bool
+	live     map[Key]*attempt
+	locked   map[Key]chan struct{}
+	runs     map[Key]Run
+}
 
 // New returns a Runner, after it has put the record in order: attempts that a crash left
 // live become interrupted.
-func New(ctx context.Context, cfg Config) (*Runner, error) { return &Runner{cfg: cfg}, nil }
-
-// Drain refuses new episodes and waits until the live ones have ended, or ctx is done.
-func (r *Runner) Drain(ctx context.Context) error { return errStub }
-
-// Close ends every live episode (cancelled by the operator) and waits for that.
-func (r *Runner) Close(ctx context.Context) error { return errStub }
-
-// OpenRun makes or resumes a run.
-func (r *Runner) OpenRun(ctx context.Context, owner string, spec RunSpec) (Run, error) {
-	return Run{}, errStub
+func New(ctx context.Context, cfg Config) (*Runner, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	r := &Runner{
+		cfg: cfg, ctx: own, cancel: cancel, admission: newAdmission(cfg.Host, cfg.MaxQueue),
+		leases: leases{conns: map[string]*connLease{}},
+		names:  strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
+		live:   map[Key]*attempt{}, locked: map[Key]chan struct{}{}, runs: map[Key]Run{},
+	}
+	if err := r.reconcile(ctx); err != nil {
+		cancel(err)
+		return nil, err
+	}
+	return r, nil
 }
 
-// Runs lists an owner's runs.
-func (r *Runner) Runs(ctx context.Context, owner string) ([]Run, error) { return nil, errStub }
+// sandboxName is unique over restarts too, so that a new sandbox never meets what one of
+// an earlier daemon left.
+func (r *Runner) sandboxName() string {
+	return fmt.Sprintf("e-%s-%d", r.names, r.started.Add(1))
+}
 
-// Create makes an episode or finds it, as the table in semantics section 4 says.
-// Generation is that of the driver's run; 0 is not checked. It returns when the episode
-// is live or has ended; when ctx ends first, the episode goes on under its lease.
-func (r *Runner) Create(ctx context.Context, owner string, generation int64, spec EpisodeSpec) (Created, error) {
-	return Created{}, errStub
+// Drain refuses new episodes and waits until the live ones have ended, or ctx is done.
+func (r *Runner) Drain(ctx context.Context) error {
+	r.mu.Lock()
+	r.draining = true
+	r.mu.Unlock()
+	return r.wait(ctx)
+}
+
+// wait returns once no attempt is left.
+func (r *Runner) wait(ctx context.Context) error {
+	for {
+		var one *attempt
+		r.mu.Lock()
+		for _, a := range r.live {
+			one = a
+			break
+		}
+		r.mu.Unlock()
+		if one == nil {
+			return nil
+		}
+		select {
+		case <-one.over:
+		case <-ctx.Done():
+			return fmt.Errorf("episodes are still live: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// Close ends every live episode (cancelled by the operator) and waits for that. It does
+// not close the launcher or the record.
+func (r *Runner) Close(ctx context.Context) error {
+	r.mu.Lock()
+	r.draining = true
+	var all []*attempt
+	for _, a := range r.live {
+		all = append(all, a)
+	}
+	r.mu.Unlock()
+	for _, a := range all {
+		a.ask(End{Status: Cancelled, Cause: Operator, Step: "drain", Evidence: []string{"the daemon was closed"}})
+	}
+	err := r.wait(ctx)
+	r.cancel(errClosed)
+	if err == nil {
+		r.wg.Wait()
+	}
+	return err
 }
 
 // Get returns an episode. Looking never renews a lease.
-func (r *Runner) Get(ctx context.Context, key Key) (Episode, error) { return Episode{}, errStub }
+func (r *Runner) Get(ctx context.Context, key Key) (Episode, error) {
+	a := r.liveOf(key) // before the record: what ends in between is whole there
+	plan, all, err := r.cfg.Record.Attempts(ctx, key)
+	if err != nil {
+		return Episode{}, err
+	}
+	return r.view(key, plan, all, a), nil
+}
+
+// view joins what is recorded of an episode with what is in memory.
+func (r *Runner) view(key Key, plan Plan, all []Attempt, a *attempt) Episode {
+	ep := Episode{Key: key, Plan: plan, Attempts: all}
+	last := ep.Last()
+	if a != nil && a.n == last.N && !stopped(a.over) {
+		a.mu.Lock()
+		*last = a.rec
+		ep.Lease = a.lease.state()
+		last.Clocks.AgentS, last.Clocks.WallS = a.agent.elapsed().Seconds(), a.wall.elapsed().Seconds()
+		a.mu.Unlock()
+		last.Output = a.outputTotal.Load()
+		ep.QueuePosition = r.admission.position(a.ticket)
+	}
+	ep.State = last.State
+	ep.Reward, ep.Valid = last.Reward, last.Valid
+	for i := range all {
+		if all[i].Valid && !all[i].Superseded {
+			ep.Reward, ep.Valid = all[i].Reward, true
+			break
+		}
+	}
+	return ep
+}
+
+// MaxList bounds one page of List.
+const MaxList = 1000
 
 // List lists episodes of a run by prefix, in order of id.
 func (r *Runner) List(ctx context.Context, owner, run, prefix, after string, max int) (eps []Episode, more bool, err error) {
-	return nil, false, errStub
+	if max <= 0 || max > MaxList {
+		max = MaxList
+	}
+	if run == "" {
+		run = DefaultRun
+	}
+	keys, more, err := r.cfg.Record.List(ctx, owner, run, prefix, after, max)
+	if err != nil {
+		return nil, false, fmt.Errorf("list episodes: %w", err)
+	}
+	for _, key := range keys {
+		ep, err := r.Get(ctx, key)
+		if KindOf(err) == KindNotFound {
+			continue // deleted meanwhile
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		eps = append(eps, ep)
+	}
+	return eps, more, nil
 }
 
-// Call makes one tool call.
-func (r *Runner) Call(ctx context.Context, key Key, spec CallSpec, cio CallIO) (CallResult, error) {
-	return CallResult{}, errStub
-}
-
-// Upload unpacks a tar under dir, as a call.
-func (r *Runner) Upload(ctx context.Context, key Key, dir, user string, rd io.Reader) (CallResult, error) {
-	return CallResult{}, errStub
-}
-
-// Download writes path as a tar, as a call.
-func (r *Runner) Download(ctx context.Context, key Key, path, user string, w io.Writer) (CallResult, error) {
-	return CallResult{}, errStub
-}
-
-// Finish ends the agent's phase with status ok, scores, and returns the outcome.
-func (r *Runner) Finish(ctx context.Context, key Key, spec FinishSpec) (Episode, error) {
-	return Episode{}, errStub
-}
-
-// Abort ends the live attempt as the client's error.
-func (r *Runner) Abort(ctx context.Context, key Key, reason string) (Episode, error) {
-	return Episode{}, errStub
-}
-
-// Cancel ends the live attempts at and below a prefix.
+// Cancel ends the live attempts at and below a prefix; "" is the whole run.
 func (r *Runner) Cancel(ctx context.Context, owner, run, prefix, reason string) (n int, err error) {
-	return 0, errStub
+	if run == "" {
+		run = DefaultRun
+	}
+	var asked []*attempt
+	r.mu.Lock()
+	for key, a := range r.live {
+		if key.Owner == owner && key.Run == run && Under(key.ID, prefix) {
+			asked = append(asked, a)
+		}
+	}
+	r.mu.Unlock()
+	for _, a := range asked {
+		if a.ask(End{Status: Cancelled, Cause: Client, Reason: cut(reason)}) {
+			n++
+		}
+	}
+	for _, a := range asked {
+		select {
+		case <-a.over:
+		case <-ctx.Done():
+			return n, context.Cause(ctx)
+		}
+	}
+	return n, nil
+}
+
+// Under says whether id is prefix or below it; a prefix that ends in "/" and the empty one
+// take everything that starts so.
+func Under(id, prefix string) bool {
+	return prefix == "" || id == prefix || strings.HasPrefix(id, strings.TrimSuffix(prefix, "/")+"/")
 }
 
 // Pause freezes an episode and its clocks.
-func (r *Runner) Pause(ctx context.Context, key Key) (Episode, error) { return Episode{}, errStub }
+func (r *Runner) Pause(ctx context.Context, key Key) (Episode, error) {
+	return r.steer(ctx, key, (*attempt).pause)
+}
 
 // Resume lets a paused episode go on.
-func (r *Runner) Resume(ctx context.Context, key Key) (Episode, error) { return Episode{}, errStub }
+func (r *Runner) Resume(ctx context.Context, key Key) (Episode, error) {
+	return r.steer(ctx, key, (*attempt).resume)
+}
 
 // KeepAlive renews a ttl lease.
 func (r *Runner) KeepAlive(ctx context.Context, key Key) (Episode, error) {
-	return Episode{}, errStub
+	return r.steer(ctx, key, func(a *attempt, _ context.Context) error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.lease.renew()
+		return nil
+	})
+}
+
+func (r *Runner) steer(ctx context.Context, key Key, do func(*attempt, context.Context) error) (Episode, error) {
+	a, err := r.liveAttempt(ctx, key, 0)
+	if err != nil {
+		return Episode{}, err
+	}
+	if err := a.asked(ctx, func(ctx context.Context) error { return do(a, ctx) }); err != nil {
+		return Episode{}, err
+	}
+	return r.Get(ctx, key)
 }
 
 // Delete removes an episode and everything kept of it; a live one is cancelled first.
-func (r *Runner) Delete(ctx context.Context, key Key) error { return errStub }
+func (r *Runner) Delete(ctx context.Context, key Key) error {
+	unlock, err := r.lockKey(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if a := r.liveOf(key); a != nil {
+		a.ask(End{Status: Cancelled, Cause: Client, Reason: "deleted"})
+		select {
+		case <-a.over:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return r.cfg.Record.DeleteEpisode(ctx, key)
+}
 
 // Changes returns the capture of an ended attempt; attempt 0 is the last.
 func (r *Runner) Changes(ctx context.Context, key Key, attempt int) (overlay.Capture, error) {
-	return overlay.Capture{}, errStub
+	at, err := r.attemptOf(ctx, key, attempt)
+	if err != nil {
+		return overlay.Capture{}, err
+	}
+	dir, err := r.cfg.Record.Dir(key, at.N)
+	if err != nil {
+		return overlay.Capture{}, fmt.Errorf("attempt's directory: %w", err)
+	}
+	return loadCapture(dir)
 }
 
-// Trajectory reads the journal of an attempt's calls; attempt 0 is the last.
+// Trajectory reads the journal of an attempt's calls; attempt 0 is the last. A torn last
+// record, which a crash leaves, is dropped with a note in the log.
 func (r *Runner) Trajectory(ctx context.Context, key Key, attempt int) (io.ReadCloser, error) {
-	return nil, errStub
+	at, err := r.attemptOf(ctx, key, attempt)
+	if err != nil {
+		return nil, err
+	}
+	rd, note, err := r.cfg.Record.Trajectory(ctx, key, at.N)
+	if note != "" {
+		r.cfg.Log.Warn("trajectory", slog.String("episode", key.ID), slog.Int("attempt", at.N), slog.String("note", note))
+	}
+	return rd, err
 }
 
 // Payload returns what finish was given; attempt 0 is the last.
 func (r *Runner) Payload(ctx context.Context, key Key, attempt int) ([]byte, error) {
-	return nil, errStub
+	at, err := r.attemptOf(ctx, key, attempt)
+	if err != nil {
+		return nil, err
+	}
+	return r.cfg.Record.Payload(ctx, key, at.N)
 }
-
-// OpenLease opens a connection lease; release starts its grace.
-func (r *Runner) OpenLease(owner string) (id string, release func()) { return "", func() {} }

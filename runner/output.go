@@ -1,0 +1,98 @@
+package runner
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"hash"
+	"io"
+	"sync"
+)
+
+// Caps of what a result keeps of a stream.
+const (
+	DefaultOutput = 1 << 20
+	MaxOutput     = 16 << 20
+)
+
+func outputCap(asked int64) int {
+	if asked <= 0 {
+		return DefaultOutput
+	}
+	return int(min(asked, MaxOutput))
+}
+
+// collector keeps the head and the tail of a stream, hashes all of it and copies it on.
+// It never fails and never blocks on what it keeps, so a program cannot be stopped by
+// its own output, and its memory is bounded by the cap.
+type collector struct {
+	headCap, tailCap int
+	copyTo           io.Writer
+	count            func(n int) // told of every byte, for the episode's total
+
+	mu    sync.Mutex
+	head  []byte
+	tail  []byte // a ring once it is full
+	at    int
+	total int64
+	sum   hash.Hash
+}
+
+func newCollector(limit int, copyTo io.Writer, count func(int)) *collector {
+	return &collector{headCap: (limit + 1) / 2, tailCap: limit / 2, copyTo: copyTo, count: count, sum: sha256.New()}
+}
+
+func (c *collector) Write(p []byte) (int, error) {
+	n := len(p)
+	c.mu.Lock()
+	c.sum.Write(p)
+	c.total += int64(n)
+	c.keep(p)
+	to := c.copyTo
+	c.mu.Unlock()
+	if c.count != nil {
+		c.count(n)
+	}
+	if to != nil {
+		if _, err := to.Write(p); err != nil {
+			c.mu.Lock()
+			c.copyTo = nil // the reader is gone; the program goes on
+			c.mu.Unlock()
+		}
+	}
+	return n, nil
+}
+
+func (c *collector) keep(p []byte) {
+	if room := c.headCap - len(c.head); room > 0 {
+		n := min(room, len(p))
+		c.head = append(c.head, p[:n]...)
+		p = p[n:]
+	}
+	if len(p) > c.tailCap { // only its end can stay
+		p = p[len(p)-c.tailCap:]
+	}
+	if room := c.tailCap - len(c.tail); room > 0 {
+		n := min(room, len(p))
+		c.tail = append(c.tail, p[:n]...)
+		p = p[n:]
+	}
+	for len(p) > 0 {
+		n := copy(c.tail[c.at:], p)
+		c.at = (c.at + n) % len(c.tail)
+		p = p[n:]
+	}
+}
+
+func (c *collector) output() Output {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	tail := append(append([]byte(nil), c.tail[c.at:]...), c.tail[:c.at]...)
+	out := Output{Head: append([]byte(nil), c.head...), Bytes: c.total, SHA256: hex.EncodeToString(c.sum.Sum(nil))}
+	out.Dropped = c.total - int64(len(out.Head)+len(tail))
+	if out.Dropped == 0 {
+		out.Head = append(out.Head, tail...)
+	} else {
+		out.Tail = tail
+	}
+	return out
+}
