@@ -1,0 +1,589 @@
+// PID 1 of a sandbox: it makes the sandbox's view of the file system, then starts
+// programs and reaps them, and does nothing else. It talks to the launcher and then to
+// the daemon over one SOCK_SEQPACKET socket, descriptor 3, and ends when that closes.
+// It opens no path that a program of the sandbox could have written.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <net/if.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { SOCK = 3, MAX_FRAME = 64 << 10, MAX_FDS = 32, MAX_CALLS = 1024, MAX_LIST = 1 << 16 };
+enum { SETUP = 1, READY, EXEC, STARTED, FAILED, EXITED };
+enum { ROOT_RO = 1, WITH_PTS = 2 };          // SETUP
+enum { PTY = 1, HAS_FD3 = 2, IN_MEMFD = 4 }; // EXEC
+
+struct header { uint32_t type, id; };
+
+// cursor reads a frame's fields; once something does not fit, ok is 0 for good.
+struct cursor { const char *p, *end; int ok; };
+
+static const void *take(struct cursor *c, size_t n) {
+	if (!c->ok || (size_t)(c->end - c->p) < n) {
+		c->ok = 0;
+		return 0;
+	}
+	const void *at = c->p;
+	c->p += n;
+	return at;
+}
+
+static uint32_t u32(struct cursor *c) {
+	uint32_t v = 0;
+	const void *at = take(c, sizeof v);
+	if (at)
+		memcpy(&v, at, sizeof v);
+	return v;
+}
+
+static uint64_t u64(struct cursor *c) {
+	uint64_t v = 0;
+	const void *at = take(c, sizeof v);
+	if (at)
+		memcpy(&v, at, sizeof v);
+	return v;
+}
+
+// str reads a string that ends with NUL inside its stated length.
+static const char *str(struct cursor *c) {
+	uint32_t n = u32(c);
+	const char *at = take(c, n);
+	if (!at || n == 0 || at[n - 1] != 0) {
+		c->ok = 0;
+		return "";
+	}
+	return at;
+}
+
+// list reads a count and as many strings, and returns an array that ends with NULL.
+static const char **list(struct cursor *c) {
+	uint32_t n = u32(c);
+	if (n > MAX_LIST)
+		c->ok = 0;
+	const char **v = c->ok ? calloc(n + 1, sizeof *v) : 0;
+	if (!v)
+		c->ok = 0;
+	for (uint32_t i = 0; c->ok && i < n; i++)
+		v[i] = str(c);
+	return v;
+}
+
+static int saved_errno;
+static const char *failed_step;
+
+#define TRY(step, expr) \
+	do { \
+		if ((expr) < 0) { \
+			saved_errno = errno; \
+			failed_step = step; \
+			return -1; \
+		} \
+	} while (0)
+
+static int send_frame(uint32_t type, uint32_t id, const int32_t *words, int n, int fd) {
+	char buf[64], control[CMSG_SPACE(sizeof fd)] = {0};
+	struct header h = {type, id};
+	memcpy(buf, &h, sizeof h);
+	memcpy(buf + sizeof h, words, n * sizeof *words);
+	struct iovec v = {buf, sizeof h + n * sizeof *words};
+	struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1};
+	if (fd >= 0) {
+		m.msg_control = control;
+		m.msg_controllen = sizeof control;
+		struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(sizeof fd);
+		memcpy(CMSG_DATA(c), &fd, sizeof fd);
+	}
+	for (;;) {
+		if (sendmsg(SOCK, &m, MSG_NOSIGNAL) >= 0)
+			return 0;
+		if (errno != EINTR)
+			_exit(0); // the daemon is gone
+	}
+}
+
+static int recv_frame(char *buf, size_t size, int *fds, int *nfds) {
+	char control[CMSG_SPACE(MAX_FDS * sizeof(int))];
+	struct iovec v = {buf, size};
+	struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	ssize_t n = recvmsg(SOCK, &m, MSG_CMSG_CLOEXEC);
+	*nfds = 0;
+	if (n < 0)
+		return errno == EINTR || errno == EAGAIN ? -1 : 0;
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		*nfds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		memcpy(fds, CMSG_DATA(c), *nfds * sizeof(int));
+	}
+	if (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
+		_exit(3);
+	return n;
+}
+
+// --- the sandbox's view -------------------------------------------------------------
+
+static int stage; // the new root, before it is one
+
+// target opens a path below the new root. Nothing on the way may be a symbolic link: the
+// upper of an agent can be a lower layer here, and a link would lead out of the root.
+static int target(const char *path) {
+	struct { uint64_t flags, mode, resolve; } how = {O_PATH | O_CLOEXEC, 0, 0x10 | 0x04 | 0x02 /* IN_ROOT NO_SYMLINKS NO_MAGICLINKS */};
+	return syscall(437 /* openat2 */, stage, path, &how, sizeof how);
+}
+
+static int move_to(int mnt, const char *path) {
+	int t = target(path);
+	if (t < 0)
+		return -1;
+	int e = syscall(SYS_move_mount, mnt, "", t, "", 0x04 | 0x40 /* F_EMPTY_PATH T_EMPTY_PATH */);
+	close(t);
+	close(mnt);
+	return e;
+}
+
+// copy_mount makes a detached mount of what fd names.
+static int copy_mount(int fd) {
+	return syscall(SYS_open_tree, fd, "", 1 /* CLONE */ | O_CLOEXEC | 0x1000 /* EMPTY_PATH */);
+}
+
+static int set_read_only(int mnt, int ro) {
+	struct { uint64_t set, clr, propagation, userns; } a = {.set = ro ? 1 : 0, .clr = ro ? 0 : 1};
+	return syscall(442 /* mount_setattr */, mnt, "", 0x1000, &a, sizeof a);
+}
+
+// rebind mounts a directory of the new root on itself, writable or read-only.
+static int rebind(const char *path, int ro) {
+	int t = target(path);
+	if (t < 0)
+		return errno == ENOENT ? 0 : -1;
+	int m = copy_mount(t);
+	close(t);
+	return m < 0 || set_read_only(m, ro) < 0 ? -1 : move_to(m, path);
+}
+
+static int mount_new(const char *type, const char *const *opts, const char *to) {
+	int fs = syscall(SYS_fsopen, type, 1);
+	if (fs < 0)
+		return -1;
+	for (; opts && *opts; opts += 2)
+		if (syscall(SYS_fsconfig, fs, 1 /* SET_STRING */, opts[0], opts[1], 0) < 0)
+			return -1;
+	if (syscall(SYS_fsconfig, fs, 6 /* CREATE */, 0, 0, 0) < 0)
+		return -1;
+	int m = syscall(SYS_fsmount, fs, 1, 2 | 4 | 8 /* NOSUID NODEV NOEXEC */);
+	close(fs);
+	return m < 0 ? -1 : move_to(m, to);
+}
+
+// mask hides a path: a directory under an empty read-only one, a file under null.
+static int mask(const char *path, int empty) {
+	struct stat st;
+	int t = target(path);
+	if (t < 0)
+		return errno == ENOENT || errno == ENOTDIR ? 0 : -1;
+	if (fstat(t, &st) < 0)
+		return -1;
+	close(t);
+	int from = S_ISDIR(st.st_mode) ? empty : target("/dev/null");
+	int m = copy_mount(from);
+	if (from != empty)
+		close(from);
+	return m < 0 ? -1 : move_to(m, path);
+}
+
+static int loopback_up(void) {
+	struct ifreq r = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+	int s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (s < 0)
+		return -1;
+	int e = ioctl(s, SIOCSIFFLAGS, &r);
+	close(s);
+	return e;
+}
+
+static int drop_bounding(uint64_t keep) {
+	for (int cap = 0; cap < 64; cap++)
+		if (!(keep >> cap & 1) && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno != EINVAL)
+			return -1;
+	return 0;
+}
+
+static int join(const int *tasks, int n) {
+	for (int i = 0; i < n; i++)
+		if (write(tasks[i], "0", 1) != 1)
+			return -1;
+	return 0;
+}
+
+static int load_filters(struct cursor *c) {
+	uint32_t n = u32(c);
+	for (uint32_t i = 0; i < n && c->ok; i++) {
+		uint32_t len = u32(c);
+		const void *code = take(c, len);
+		if (!code || len % sizeof(struct sock_filter))
+			return errno = EINVAL, -1;
+		struct sock_fprog prog = {len / sizeof(struct sock_filter), (void *)code};
+		if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &prog) < 0)
+			return -1;
+	}
+	return 0;
+}
+
+// The descriptors of SETUP, in order; then one for each entry of etc, then the tasks
+// files of the guest's own cgroups.
+enum { FD_ROOT, FD_DEV, FD_EMPTY, FD_SYS, FD_ETC };
+
+static int mount_view(struct cursor *c, const int *fd, int nfds) {
+	uint32_t flags = u32(c);
+	const char *shm = str(c);
+	const char **masks = list(c), **ros = list(c), **rws = list(c), **etc = list(c);
+	int n = 0;
+	if (!c->ok || nfds < FD_ETC)
+		return errno = EINVAL, -1;
+	while (etc[n])
+		n++;
+	if (nfds < FD_ETC + n)
+		return errno = EINVAL, -1;
+	const char *const shm_opts[] = {"size", shm, "nr_inodes", "65536", "mode", "1777", 0};
+	const char *const pts_opts[] = {"ptmxmode", "0666", "mode", "0620", 0};
+	TRY("make mounts private", mount(0, "/", 0, MS_REC | MS_PRIVATE, 0));
+	// The launcher's working directory is empty and came along with its mount namespace;
+	// by its path the mapped root could not reach it.
+	TRY("move root", syscall(SYS_move_mount, fd[FD_ROOT], "", AT_FDCWD, ".", 0x04));
+	stage = fd[FD_ROOT];
+	for (const char **p = rws; *p; p++)
+		TRY("rebind writable", rebind(*p, 0));
+	TRY("mount proc", mount_new("proc", 0, "/proc"));
+	TRY("move dev", move_to(fd[FD_DEV], "/dev"));
+	TRY("move sys", move_to(fd[FD_SYS], "/sys"));
+	TRY("mount shm", mount_new("tmpfs", shm_opts, "/dev/shm"));
+	if (flags & WITH_PTS)
+		TRY("mount devpts", mount_new("devpts", pts_opts, "/dev/pts"));
+	for (int i = 0; i < n; i++)
+		if (move_to(fd[FD_ETC + i], etc[i]) < 0 && errno != ENOENT && errno != ELOOP && errno != ENOTDIR)
+			TRY("mount etc", -1);
+	for (const char **p = ros; *p; p++)
+		TRY("rebind read-only", rebind(*p, 1));
+	for (const char **p = masks; *p; p++)
+		TRY("mask", mask(*p, fd[FD_EMPTY]));
+	if (flags & ROOT_RO)
+		TRY("read-only root", set_read_only(stage, 1));
+	TRY("enter root", fchdir(stage));
+	TRY("pivot root", syscall(SYS_pivot_root, ".", "."));
+	TRY("detach old root", umount2(".", MNT_DETACH));
+	TRY("enter new root", chdir("/"));
+	return 0;
+}
+
+static int set_up(struct cursor *c, const int *fd, int nfds) {
+	uint64_t caps = u64(c);
+	uint32_t leaf = u32(c);
+	const char *host = str(c);
+	if (!c->ok || leaf > (uint32_t)nfds)
+		return errno = EINVAL, -1;
+	TRY("join the guest's cgroup", join(fd + nfds - leaf, leaf));
+	if (mount_view(c, fd, nfds - leaf) < 0)
+		return -1;
+	TRY("set host name", sethostname(host, strlen(host)));
+	TRY("bring up loopback", loopback_up());
+	TRY("drop bounding set", drop_bounding(caps));
+	TRY("hide", prctl(PR_SET_DUMPABLE, 0, 0, 0, 0));
+	TRY("no new privileges", prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	TRY("load filters", load_filters(c));
+	return c->ok ? 0 : (errno = EINVAL, -1);
+}
+
+// --- programs -----------------------------------------------------------------------
+
+static struct { pid_t pid; uint32_t id; } calls[MAX_CALLS];
+
+struct program {
+	uint32_t id, flags, uid, gid, umask, ngroups, nrlimits;
+	uint16_t rows, cols;
+	const uint32_t *groups;
+	const char *rlimits; // {u32 resource, u64 soft, u64 hard}...
+	const char *cwd, *path;
+	const char **argv, **env;
+	const int *std, *tasks;
+	int nstd, ntasks, tty;
+};
+
+// failure is written by the vforked child, which shares the parent's memory.
+static volatile struct { int32_t step, error; } failure;
+enum { STEP_CGROUP = 1, STEP_STDIO, STEP_RLIMIT, STEP_USER, STEP_CWD, STEP_EXEC, STEP_FORK, STEP_PTY, STEP_DECODE };
+
+static _Noreturn void fail(int step) {
+	failure.step = step;
+	failure.error = errno;
+	_exit(127);
+}
+
+static char path_buf[8192];
+
+static void exec_in_path(const struct program *p) {
+	const char *file = p->argv[0], *dir = p->path;
+	int worst = ENOENT;
+	if (strchr(file, '/')) {
+		execve(file, (char **)p->argv, (char **)p->env);
+		return;
+	}
+	while (*dir) {
+		size_t n = strcspn(dir, ":");
+		if (n && snprintf(path_buf, sizeof path_buf, "%.*s/%s", (int)n, dir, file) < (int)sizeof path_buf) {
+			execve(path_buf, (char **)p->argv, (char **)p->env);
+			if (errno != ENOENT && errno != ENOTDIR)
+				worst = errno;
+			if (errno == E2BIG || errno == ENOEXEC)
+				break;
+		}
+		dir += n + (dir[n] == ':');
+	}
+	errno = worst;
+}
+
+static int become(const struct program *p) {
+	if (syscall(SYS_setgroups, p->ngroups, p->groups) < 0)
+		return -1;
+	if (syscall(SYS_setresgid, p->gid, p->gid, p->gid) < 0)
+		return -1;
+	return syscall(SYS_setresuid, p->uid, p->uid, p->uid);
+}
+
+static int limit(const struct program *p) {
+	const char *at = p->rlimits;
+	for (uint32_t i = 0; i < p->nrlimits; i++, at += 20) {
+		uint32_t resource;
+		uint64_t soft, hard;
+		memcpy(&resource, at, 4);
+		memcpy(&soft, at + 4, 8);
+		memcpy(&hard, at + 12, 8);
+		struct rlimit64 { uint64_t cur, max; } r = {soft, hard};
+		if (syscall(SYS_prlimit64, 0, resource, &r, 0) < 0 && errno != EPERM)
+			return -1;
+	}
+	return 0;
+}
+
+static _Noreturn void child(const struct program *p) {
+	sigset_t none;
+	if (join(p->tasks, p->ntasks) < 0)
+		fail(STEP_CGROUP);
+	setsid();
+	for (int s = 1; s < NSIG; s++)
+		signal(s, SIG_DFL);
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, 0);
+	for (int i = 0; i < p->nstd; i++)
+		if (dup2(p->std[i], i) < 0)
+			fail(STEP_STDIO);
+	if (p->tty && ioctl(0, TIOCSCTTY, 0) < 0)
+		fail(STEP_PTY);
+	syscall(SYS_close_range, p->nstd, ~0u, 4 /* CLOEXEC */);
+	umask(p->umask);
+	if (limit(p) < 0)
+		fail(STEP_RLIMIT);
+	if (become(p) < 0)
+		fail(STEP_USER);
+	if (chdir(p->cwd) < 0)
+		fail(STEP_CWD);
+	exec_in_path(p);
+	fail(STEP_EXEC);
+}
+
+static int open_pty(struct program *p, int *master) {
+	struct winsize w = {.ws_row = p->rows, .ws_col = p->cols};
+	int unlocked = 0;
+	*master = open("/dev/pts/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+	if (*master < 0 || ioctl(*master, TIOCSPTLCK, &unlocked) < 0)
+		return -1;
+	int tty = ioctl(*master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+	if (tty < 0 || ioctl(tty, TIOCSWINSZ, &w) < 0 || fchown(tty, p->uid, p->gid) < 0)
+		return -1;
+	return tty;
+}
+
+// spawn is a function of its own so that vfork spoils no variable of its caller.
+static __attribute__((noinline)) pid_t spawn(const struct program *p) {
+	failure.step = 0;
+	pid_t pid = vfork();
+	if (pid == 0)
+		child(p);
+	return pid;
+}
+
+static void answer_failed(uint32_t id, int step, int error) {
+	int32_t words[] = {step, error};
+	send_frame(FAILED, id, words, 2, -1);
+}
+
+static void start(struct program *p) {
+	int slot = 0, master = -1, tty = -1, std[4];
+	while (slot < MAX_CALLS && calls[slot].pid)
+		slot++;
+	if (slot == MAX_CALLS)
+		return answer_failed(p->id, STEP_FORK, EAGAIN);
+	memcpy(std, p->std, sizeof *std * p->nstd);
+	if (p->flags & PTY) {
+		if ((tty = open_pty(p, &master)) < 0) {
+			answer_failed(p->id, STEP_PTY, errno);
+			close(master);
+			return;
+		}
+		std[0] = std[1] = std[2] = tty;
+		p->tty = 1;
+	}
+	p->std = std;
+	pid_t pid = spawn(p);
+	int error = errno;
+	close(tty);
+	if (pid < 0) {
+		answer_failed(p->id, STEP_FORK, error);
+	} else if (failure.step) {
+		waitpid(pid, 0, 0);
+		answer_failed(p->id, failure.step, failure.error);
+	} else {
+		int32_t words[] = {pid};
+		calls[slot].pid = pid;
+		calls[slot].id = p->id;
+		send_frame(STARTED, p->id, words, 1, master);
+	}
+	close(master);
+}
+
+static void exec_request(uint32_t id, struct cursor *c, const int *fds, int nfds) {
+	struct program p = {.id = id};
+	void *big = MAP_FAILED;
+	size_t big_size = 0;
+	p.flags = u32(c);
+	if (p.flags & IN_MEMFD && nfds > 0) {
+		struct stat st;
+		int fd = fds[--nfds];
+		if (fstat(fd, &st) == 0 && st.st_size > 0 && st.st_size <= 16 << 20)
+			big = mmap(0, big_size = st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+		*c = big == MAP_FAILED ? (struct cursor){0, 0, 0} : (struct cursor){big, (char *)big + big_size, 1};
+	}
+	p.uid = u32(c);
+	p.gid = u32(c);
+	p.umask = u32(c);
+	p.rows = u32(c);
+	p.cols = u32(c);
+	p.ngroups = u32(c);
+	p.groups = p.ngroups <= 65536 ? take(c, p.ngroups * 4) : (c->ok = 0, (void *)0);
+	p.nrlimits = u32(c);
+	p.rlimits = p.nrlimits <= 16 ? take(c, p.nrlimits * 20) : (c->ok = 0, (void *)0);
+	p.cwd = str(c);
+	p.path = str(c);
+	p.argv = list(c);
+	p.env = list(c);
+	p.std = fds;
+	p.nstd = p.flags & HAS_FD3 ? 4 : 3;
+	p.tasks = fds + p.nstd;
+	p.ntasks = nfds - p.nstd;
+	if (c->ok && p.argv[0] && p.ntasks >= 0)
+		start(&p);
+	else
+		answer_failed(id, STEP_DECODE, EINVAL);
+	free(p.argv);
+	free(p.env);
+	if (big != MAP_FAILED)
+		munmap(big, big_size);
+}
+
+// reap takes every child that ended, adopted ones too: a zombie counts against the pids
+// limit of the sandbox.
+static void reap(void) {
+	int status;
+	pid_t pid;
+	struct rusage u;
+	while ((pid = wait4(-1, &status, WNOHANG, &u)) > 0) {
+		for (int i = 0; i < MAX_CALLS; i++) {
+			if (calls[i].pid != pid)
+				continue;
+			int32_t words[] = {status};
+			calls[i].pid = 0;
+			send_frame(EXITED, calls[i].id, words, 1, -1);
+			break;
+		}
+	}
+}
+
+static int serve_one(void) {
+	static char buf[MAX_FRAME];
+	int fds[MAX_FDS], nfds;
+	int n = recv_frame(buf, sizeof buf, fds, &nfds);
+	if (n == 0)
+		_exit(0); // the daemon closed the socket, or is dead
+	if (n < (int)sizeof(struct header))
+		return 0;
+	struct header h;
+	memcpy(&h, buf, sizeof h);
+	struct cursor c = {buf + sizeof h, buf + n, 1};
+	if (h.type == SETUP) {
+		int e = set_up(&c, fds, nfds);
+		for (int i = 0; i < nfds; i++)
+			close(fds[i]);
+		if (e < 0) {
+			int error = saved_errno ? saved_errno : errno;
+			dprintf(2, "guest: %s: %s\n", failed_step ? failed_step : "decode", strerror(error));
+			int32_t words[] = {0, error};
+			send_frame(FAILED, 0, words, 2, -1);
+			_exit(1);
+		}
+		send_frame(READY, 0, 0, 0, -1);
+		return 0;
+	}
+	if (h.type != EXEC)
+		_exit(2);
+	exec_request(h.id, &c, fds, nfds);
+	for (int i = 0; i < nfds; i++)
+		close(fds[i]);
+	return 0;
+}
+
+int main(void) {
+	sigset_t mask;
+	sigfillset(&mask);
+	sigprocmask(SIG_SETMASK, &mask, 0);
+	syscall(SYS_close_range, SOCK + 1, ~0u, 0);
+	sigemptyset(&mask);
+	sigaddset(&mask, SIGCHLD);
+	int sig = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (sig < 0)
+		return 1;
+	fcntl(SOCK, F_SETFD, FD_CLOEXEC);
+	struct pollfd p[] = {{SOCK, POLLIN, 0}, {sig, POLLIN, 0}};
+	for (;;) {
+		if (poll(p, 2, -1) < 0 && errno != EINTR)
+			return 1;
+		if (p[1].revents) {
+			struct signalfd_siginfo info[8];
+			while (read(sig, info, sizeof info) > 0)
+				;
+			reap();
+		}
+		if (p[0].revents)
+			serve_one();
+	}
+}

@@ -1,0 +1,386 @@
+package native
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/paddock-run/paddock/guest"
+	"github.com/paddock-run/paddock/internal/mount"
+	"github.com/paddock-run/paddock/internal/undo"
+)
+
+// building is one sandbox on its way; what it holds goes to the daemon or is closed.
+type building struct {
+	l     *launcher
+	r     *request
+	given []*os.File // descriptors of lowers
+
+	pid       int
+	pidfd     *os.File
+	socket    *os.File // the daemon's end
+	guestEnd  *os.File
+	userns    *os.File
+	pool      *os.File // the upper's tmpfs
+	upper     *os.File
+	work      *os.File
+	lowers    []*os.File
+	root      *os.File
+	rootClone *os.File
+}
+
+func (b *building) close() {
+	closeAll([]*os.File{b.pidfd, b.socket, b.guestEnd, b.userns, b.pool, b.upper, b.work, b.root, b.rootClone})
+	closeAll(b.lowers)
+}
+
+// build makes a sandbox whose guest is ready. The order is the kernel's: the user
+// namespace exists with the guest, lowers are mapped by it, and the guest may move mounts
+// that host root made.
+func (l *launcher) build(r *request, given []*os.File) (*building, error) {
+	b := &building{l: l, r: r, given: given}
+	err := undo.Run(
+		undo.Step{Name: "cgroups", Do: func() error { return l.tree.create(r.Name, r.OCI.Linux.Resources) }, Undo: func() error { return l.tree.remove(r.Name) }},
+		undo.Step{Name: "clone guest", Do: b.clone, Undo: b.kill},
+		undo.Step{Name: "upper", Do: b.makeUpper},
+		undo.Step{Name: "lowers", Do: b.openLowers},
+		undo.Step{Name: "overlay", Do: b.makeRoot},
+		undo.Step{Name: "set up guest", Do: b.setUp},
+	)
+	if err != nil {
+		// A half-made cgroup tree is not undone by its own step.
+		err = errors.Join(err, l.tree.remove(r.Name))
+		b.close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// clone starts the guest in all its namespaces by one clone, from a thread that has
+// joined the sandbox's cgroups and is thrown away.
+func (b *building) clone() error {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	b.socket, b.guestEnd = os.NewFile(uintptr(pair[0]), "guest"), os.NewFile(uintptr(pair[1]), "guest")
+	birth, err := b.l.tree.birth(b.r.Name)
+	if err != nil {
+		return err
+	}
+	defer closeAll([]*os.File{birth})
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		done <- b.fork(birth)
+	}()
+	return <-done
+}
+
+func (b *building) fork(birth *os.File) error {
+	if err := b.l.tree.joinThread(b.r.Name); err != nil {
+		return err
+	}
+	if len(b.r.CPUs) > 0 {
+		var set unix.CPUSet
+		for _, c := range b.r.CPUs {
+			set.Set(c)
+		}
+		if err := unix.SchedSetaffinity(0, &set); err != nil {
+			return fmt.Errorf("set affinity: %w", err)
+		}
+	}
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(b.r.IDs.HostID), Size: int(b.r.IDs.Size)}}
+	pidfd := -1
+	attr := &syscall.ProcAttr{
+		Env:   []string{},
+		Files: []uintptr{b.l.null.Fd(), b.l.null.Fd(), os.Stderr.Fd(), b.guestEnd.Fd()},
+		Sys: &syscall.SysProcAttr{
+			Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
+				unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
+			UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
+			Credential: &syscall.Credential{Uid: 0, Gid: 0},
+			Setsid:     true,
+			PidFD:      &pidfd,
+		},
+	}
+	if birth != nil {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(birth.Fd())
+	}
+	pid, err := syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", b.l.guest.Fd()), []string{"init"}, attr)
+	if err != nil {
+		return err
+	}
+	b.pid, b.pidfd = pid, os.NewFile(uintptr(pidfd), "pidfd")
+	return nil
+}
+
+// kill ends a guest whose sandbox did not come up.
+func (b *building) kill() error {
+	_ = unix.PidfdSendSignal(int(b.pidfd.Fd()), unix.SIGKILL, nil, 0)
+	p := []unix.PollFd{{Fd: int32(b.pidfd.Fd()), Events: unix.POLLIN}}
+	for {
+		if _, err := unix.Poll(p, 5000); err != unix.EINTR {
+			break
+		}
+	}
+	b.l.reap()
+	b.l.forget(b.pid)
+	return nil
+}
+
+func (b *building) makeUpper() error {
+	var err error
+	if b.userns, err = os.Open(fmt.Sprintf("/proc/%d/ns/user", b.pid)); err != nil {
+		return err
+	}
+	if b.pool, err = mount.Tmpfs(b.r.Upper.Bytes, b.r.Upper.Inodes, 0o700, mount.NoSUID|mount.NoDev); err != nil {
+		return err
+	}
+	for _, d := range []struct {
+		name string
+		mode uint32
+		fd   **os.File
+	}{{"upper", 0o755, &b.upper}, {"work", 0o700, &b.work}} {
+		if err := unix.Mkdirat(int(b.pool.Fd()), d.name, d.mode); err != nil {
+			return err
+		}
+		fd, err := unix.Openat(int(b.pool.Fd()), d.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		*d.fd = os.NewFile(uintptr(fd), d.name)
+	}
+	owner := int(b.r.IDs.HostID)
+	return b.upper.Chown(owner, owner)
+}
+
+// openLowers clones each layer and maps its owners into the sandbox's range.
+func (b *building) openLowers() error {
+	given := b.given
+	for _, lo := range b.r.Lowers {
+		var m *os.File
+		var err error
+		if lo.FD {
+			if len(given) == 0 {
+				return errors.New("descriptor of a lower is missing")
+			}
+			m, err = mount.Clone(given[0])
+			given = given[1:]
+		} else {
+			m, err = mount.ClonePath(lo.Path)
+		}
+		if err != nil {
+			return err
+		}
+		b.lowers = append(b.lowers, m)
+		userns := b.userns
+		if lo.Shifted {
+			userns = nil
+		}
+		if err := mount.SetAttrs(m, mount.NoSUID|mount.NoDev, userns); err != nil {
+			return fmt.Errorf("layer %s: %w", lo.Path, err)
+		}
+	}
+	return nil
+}
+
+func (b *building) makeRoot() error {
+	err := mount.ErrNeedsPaths
+	if !b.l.byPath {
+		b.root, err = mount.Overlay(b.lowers, b.upper, b.work)
+	}
+	if errors.Is(err, mount.ErrNeedsPaths) {
+		b.l.byPath = true
+		err = b.overlayByPath()
+	}
+	if err != nil {
+		return err
+	}
+	// A full upper at this moment makes the kernel mount read-only, silently.
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(b.root.Fd()), &st); err != nil {
+		return err
+	}
+	if st.Flags&unix.ST_RDONLY != 0 {
+		return fmt.Errorf("overlay came up read-only: %w", unix.ENOSPC)
+	}
+	b.rootClone, err = mount.Clone(b.root)
+	return err
+}
+
+// overlayByPath attaches the layers under short names for as long as the mount takes.
+func (b *building) overlayByPath() error {
+	dir := b.l.stage + "/" + strconv.FormatUint(b.r.ID, 36)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	var attached []string
+	defer func() {
+		for _, a := range attached {
+			_ = mount.Detach(a)
+		}
+		_ = os.RemoveAll(dir)
+	}()
+	attach := func(m *os.File, name string) (string, error) {
+		p := dir + "/" + name
+		if err := os.Mkdir(p, 0o755); err != nil {
+			return "", err
+		}
+		if err := mount.Attach(m, p); err != nil {
+			return "", err
+		}
+		attached = append(attached, p)
+		return p, nil
+	}
+	var lowers []string
+	for i, m := range b.lowers {
+		p, err := attach(m, strconv.FormatInt(int64(i), 36))
+		if err != nil {
+			return err
+		}
+		lowers = append(lowers, p)
+	}
+	pool, err := attach(b.pool, "u")
+	if err != nil {
+		return err
+	}
+	at := dir + "/m"
+	if err := os.Mkdir(at, 0o755); err != nil {
+		return err
+	}
+	b.root, err = mount.OverlayPaths(lowers, pool+"/upper", pool+"/work", at)
+	return err
+}
+
+// setUp sends the guest its view and waits until it stands in it.
+func (b *building) setUp() error {
+	n := visibleCPUs(b.r.OCI)
+	sys, err := b.l.shared.sysFor(n)
+	if err != nil {
+		return err
+	}
+	etc, err := b.l.shared.etcFor(b.r.OCI.Hostname)
+	if err != nil {
+		return err
+	}
+	parts := []string{"dev", "empty", sys}
+	for _, f := range etcFiles {
+		parts = append(parts, etcPart(etc, f))
+	}
+	files := []*os.File{b.root}
+	defer func() { closeAll(files[1:]) }()
+	for _, p := range parts {
+		m, err := b.l.shared.clone(p)
+		if err != nil {
+			return err
+		}
+		files = append(files, m)
+	}
+	frame := setupFrame(b.r)
+	c, err := newConn(dup(b.socket))
+	if err != nil {
+		return err
+	}
+	defer c.uc.Close()
+	if err := c.sendBytes(frame.Encode(), files...); err != nil {
+		return err
+	}
+	return awaitReady(c)
+}
+
+func dup(f *os.File) int {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 4)
+	if err != nil {
+		return -1
+	}
+	return fd
+}
+
+func awaitReady(c *conn) error {
+	buf := make([]byte, 256)
+	n, files, err := c.receive(buf)
+	if err != nil {
+		return err
+	}
+	closeAll(files)
+	r, err := guest.Decode(buf[:n])
+	if err != nil {
+		return fmt.Errorf("guest ended: %w", err)
+	}
+	if r.Type == guest.Failed {
+		return fmt.Errorf("guest: %w", syscall.Errno(r.Errno))
+	}
+	if r.Type != guest.Ready {
+		return fmt.Errorf("guest answered with frame %d", r.Type)
+	}
+	return nil
+}
+
+// setupFrame is pure: what the guest is asked, from the spec.
+func setupFrame(r *request) *guest.SetupFrame {
+	oci := r.OCI
+	f := &guest.SetupFrame{
+		KeepCaps: capabilityMask(oci), Hostname: oci.Hostname, ShmBytes: "65536k",
+		Flags: guest.WithPTS, Masked: oci.Linux.MaskedPaths, ReadOnly: oci.Linux.ReadonlyPaths,
+		Etc: etcFiles, Filters: r.Filters,
+	}
+	if oci.Root != nil && oci.Root.Readonly {
+		f.Flags |= guest.RootReadOnly
+	}
+	for _, m := range oci.Mounts {
+		switch {
+		case m.Type == "bind" && m.Source == m.Destination:
+			f.Writable = append(f.Writable, m.Destination)
+		case m.Destination == "/dev/shm":
+			for _, o := range m.Options {
+				if v, ok := strings.CutPrefix(o, "size="); ok {
+					f.ShmBytes = v
+				}
+			}
+		}
+	}
+	return f
+}
+
+// capabilities by name, in the kernel's order.
+var capabilities = strings.Fields(`CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP
+LINUX_IMMUTABLE NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO
+SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE
+AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF
+CHECKPOINT_RESTORE`)
+
+// capabilityMask is the bounding set: what root inside may have.
+func capabilityMask(oci *specs.Spec) uint64 {
+	var mask uint64
+	if oci.Process == nil || oci.Process.Capabilities == nil {
+		return 0
+	}
+	for _, c := range oci.Process.Capabilities.Bounding {
+		for i, name := range capabilities {
+			if c == "CAP_"+name {
+				mask |= 1 << i
+			}
+		}
+	}
+	return mask
+}
+
+// visibleCPUs is how many CPUs the programs of a sandbox are told they have.
+func visibleCPUs(oci *specs.Spec) int {
+	host := runtime.NumCPU()
+	cpu := oci.Linux.Resources.CPU
+	if cpu == nil || cpu.Quota == nil || cpu.Period == nil || *cpu.Quota <= 0 || *cpu.Period == 0 {
+		return host
+	}
+	n := int(math.Ceil(float64(*cpu.Quota) / float64(*cpu.Period)))
+	return max(1, min(n, host))
+}

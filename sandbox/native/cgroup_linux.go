@@ -1,0 +1,345 @@
+package native
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/cgroups/v3"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+const cgroupRoot = "/sys/fs/cgroup"
+
+// tree knows where this host's cgroups are and how to make those of one sandbox:
+//
+//	v1 (each controller)   PARENT/NAME        the guest; for cpu the quota, too
+//	                       PARENT/NAME/c      the limits (memory, pids)
+//	                       PARENT/NAME/c/N    one per concurrent call (memory, pids, cpuacct)
+//	v1 (cgroup2, hybrid)   PARENT/NAME        everything: freeze and kill
+//	v2                     PARENT/NAME/g      the guest
+//	                       PARENT/NAME/c      the limits
+//	                       PARENT/NAME/c/N    one per concurrent call
+type tree struct {
+	v2 bool
+	// unified is the cgroup2 mount; empty on a pure v1 host.
+	unified string
+	// v1 maps memory, pids, cpu, cpuacct to their mounts.
+	v1     map[string]string
+	parent string
+}
+
+var v1Controllers = []string{"memory", "pids", "cpu", "cpuacct"}
+
+// openTree finds the hierarchies and makes parent in each.
+func openTree(parent string) (*tree, error) {
+	t := &tree{parent: parent}
+	switch cgroups.Mode() {
+	case cgroups.Unified:
+		t.v2, t.unified = true, cgroupRoot
+	case cgroups.Hybrid:
+		t.unified = filepath.Join(cgroupRoot, "unified")
+		t.v1 = map[string]string{}
+	case cgroups.Legacy:
+		t.v1 = map[string]string{}
+	default:
+		return nil, errors.New("no cgroups are mounted at " + cgroupRoot)
+	}
+	for _, c := range v1Controllers {
+		if t.v2 {
+			break
+		}
+		dir := filepath.Join(cgroupRoot, c)
+		if _, err := os.Stat(filepath.Join(dir, "cgroup.procs")); err != nil {
+			return nil, fmt.Errorf("cgroup controller %s: %w", c, err)
+		}
+		t.v1[c] = dir
+	}
+	for _, dir := range t.dirs("") {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, err
+		}
+	}
+	if t.v2 {
+		return t, t.delegate()
+	}
+	return t, nil
+}
+
+// delegate switches the controllers on from the root down to the parent.
+func (t *tree) delegate() error {
+	dir := t.unified
+	for _, part := range append([]string{""}, strings.Split(t.parent, "/")...) {
+		dir = filepath.Join(dir, part)
+		if err := write(dir, "cgroup.subtree_control", "+cpu +memory +pids"); err != nil {
+			return fmt.Errorf("enable cgroup controllers in %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// dirs are the directories of one cgroup path below the parent, one per hierarchy, the
+// cgroup2 one last.
+func (t *tree) dirs(path string) []string {
+	var all []string
+	for _, c := range v1Controllers {
+		if d, ok := t.v1[c]; ok {
+			all = append(all, filepath.Join(d, t.parent, path))
+		}
+	}
+	if t.unified != "" {
+		all = append(all, filepath.Join(t.unified, t.parent, path))
+	}
+	return all
+}
+
+func (t *tree) at(controller, path string) string {
+	if t.v2 || controller == "unified" {
+		return filepath.Join(t.unified, t.parent, path)
+	}
+	return filepath.Join(t.v1[controller], t.parent, path)
+}
+
+func write(dir, file, value string) error {
+	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
+}
+
+func read(dir, file string) string {
+	b, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+func readInt(dir, file string) int64 {
+	n, _ := strconv.ParseInt(read(dir, file), 10, 64)
+	return n
+}
+
+// field finds "KEY N" in a flat-keyed file.
+func field(dir, file, key string) int64 {
+	for line := range strings.Lines(read(dir, file)) {
+		if rest, ok := strings.CutPrefix(line, key+" "); ok {
+			n, _ := strconv.ParseInt(strings.TrimSpace(rest), 10, 64)
+			return n
+		}
+	}
+	return 0
+}
+
+// create makes the cgroups of a sandbox with its limits.
+func (t *tree) create(name string, r *specs.LinuxResources) error {
+	paths := []string{}
+	if t.v2 {
+		paths = append(paths, t.at("", name), t.at("", name+"/g"), t.at("", name+"/c"))
+	} else {
+		paths = append(paths, t.dirs(name)...)
+		for _, c := range []string{"memory", "pids", "cpuacct"} {
+			paths = append(paths, t.at(c, name+"/c"))
+		}
+	}
+	for _, p := range paths {
+		if err := os.Mkdir(p, 0o755); err != nil {
+			return fmt.Errorf("make cgroup: %w", err)
+		}
+	}
+	if t.v2 {
+		for _, p := range []string{name, name + "/c"} {
+			if err := write(t.at("", p), "cgroup.subtree_control", "+cpu +memory +pids"); err != nil {
+				return fmt.Errorf("enable cgroup controllers: %w", err)
+			}
+		}
+	}
+	return t.limit(name, r)
+}
+
+// limit writes the limits of the calls' subtree. What is nil has no limit.
+func (t *tree) limit(name string, r *specs.LinuxResources) error {
+	set := func(controller, path, file, value string) error {
+		if err := write(t.at(controller, path), file, value); err != nil {
+			return fmt.Errorf("cgroup limit %s=%s: %w", file, value, err)
+		}
+		return nil
+	}
+	calls := name + "/c"
+	var errs []error
+	if r.Memory != nil && r.Memory.Limit != nil {
+		v := strconv.FormatInt(*r.Memory.Limit, 10)
+		if t.v2 {
+			errs = append(errs, set("memory", calls, "memory.max", v))
+			if _, err := os.Stat(filepath.Join(t.at("", calls), "memory.swap.max")); err == nil {
+				errs = append(errs, set("memory", calls, "memory.swap.max", "0"))
+			}
+		} else {
+			errs = append(errs, set("memory", calls, "memory.limit_in_bytes", v))
+			if _, err := os.Stat(filepath.Join(t.at("memory", calls), "memory.memsw.limit_in_bytes")); err == nil {
+				errs = append(errs, set("memory", calls, "memory.memsw.limit_in_bytes", v))
+			}
+		}
+	}
+	if r.Pids != nil && r.Pids.Limit != nil {
+		errs = append(errs, set("pids", calls, "pids.max", strconv.FormatInt(*r.Pids.Limit, 10)))
+	}
+	if r.CPU != nil && r.CPU.Quota != nil && r.CPU.Period != nil {
+		if t.v2 {
+			errs = append(errs, set("cpu", calls, "cpu.max", fmt.Sprintf("%d %d", *r.CPU.Quota, *r.CPU.Period)))
+		} else {
+			errs = append(errs, set("cpu", name, "cpu.cfs_period_us", strconv.FormatUint(*r.CPU.Period, 10)),
+				set("cpu", name, "cpu.cfs_quota_us", strconv.FormatInt(*r.CPU.Quota, 10)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// joinThread moves the calling thread into the sandbox's v1 cgroups, by writing "0": a
+// pid written from outside would wait for every CPU.
+func (t *tree) joinThread(name string) error {
+	for _, c := range v1Controllers {
+		if d, ok := t.v1[c]; ok {
+			if err := write(filepath.Join(d, t.parent, name), "tasks", "0"); err != nil {
+				return fmt.Errorf("join cgroup %s: %w", c, err)
+			}
+		}
+	}
+	return nil
+}
+
+// birth is the cgroup2 directory that the guest is cloned into, nil on pure v1.
+func (t *tree) birth(name string) (*os.File, error) {
+	if t.unified == "" {
+		return nil, nil
+	}
+	if t.v2 {
+		name += "/g"
+	}
+	return os.OpenFile(t.at("unified", name), unix.O_PATH|unix.O_DIRECTORY, 0)
+}
+
+// remove kills whatever is left in a sandbox's cgroups and removes them. It waits for
+// the kernel a bounded time.
+func (t *tree) remove(name string) error {
+	deadline := time.Now().Add(5 * time.Second)
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		var errs []error
+		for _, d := range t.dirs(name) {
+			errs = append(errs, removeAll(d))
+		}
+		err := errors.Join(errs...)
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		t.killAll(name)
+		<-time.After(wait)
+	}
+}
+
+// removeAll removes a cgroup and its children, deepest first.
+func removeAll(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeAll(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove cgroup %s: %w", dir, err)
+	}
+	return nil
+}
+
+// killAll kills every process of a sandbox, the guest included.
+func (t *tree) killAll(name string) {
+	if t.unified != "" && write(t.at("unified", name), "cgroup.kill", "1") == nil {
+		return
+	}
+	dir := t.at("pids", name)
+	if t.unified != "" {
+		dir = t.at("unified", name)
+	}
+	_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			killProcs(p)
+		}
+		return nil
+	})
+}
+
+func killProcs(dir string) int {
+	pids := strings.Fields(read(dir, "cgroup.procs"))
+	for _, p := range pids {
+		if pid, err := strconv.Atoi(p); err == nil && pid > 1 {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+	return len(pids)
+}
+
+// freeze stops or lets go every process of a sandbox.
+func (t *tree) freeze(name string, frozen bool) error {
+	if t.unified == "" {
+		return errors.New("freezing needs a cgroup2 hierarchy")
+	}
+	v := "0"
+	if frozen {
+		v = "1"
+	}
+	dir := t.at("unified", name)
+	if err := write(dir, "cgroup.freeze", v); err != nil {
+		return err
+	}
+	deadline := time.Now().Add(5 * time.Second)
+	for field(dir, "cgroup.events", "frozen") != int64(v[0]-'0') {
+		if time.Now().After(deadline) {
+			return errors.New("cgroup did not freeze in 5 s")
+		}
+		<-time.After(time.Millisecond)
+	}
+	return nil
+}
+
+// SweepCgroups kills and removes everything below a cgroup parent that a dead daemon
+// left, and says how many sandboxes it found.
+func SweepCgroups(parent string) (int, error) {
+	t, err := openTree(parent)
+	if err != nil {
+		return 0, err
+	}
+	names := map[string]bool{}
+	for _, d := range t.dirs("") {
+		entries, err := os.ReadDir(d)
+		if err != nil {
+			continue
+		}
+		for _, e := range entries {
+			if e.IsDir() {
+				names[e.Name()] = true
+			}
+		}
+	}
+	var errs []error
+	for n := range names {
+		t.killAll(n)
+		errs = append(errs, t.remove(n))
+	}
+	return len(names), errors.Join(errs...)
+}

@@ -1,0 +1,210 @@
+package native
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/paddock-run/paddock/guest"
+	"github.com/paddock-run/paddock/internal/mount"
+)
+
+// launcher is the state of a launcher process: the small process that sandboxes are
+// forked from, because a fork with a new user namespace copies the caller's page tables.
+type launcher struct {
+	daemon *conn
+	tree   *tree
+	stage  string // a tmpfs in the launcher's own mount namespace
+	guest  *os.File
+	null   *os.File
+	shared *templates
+	// byPath: this kernel takes an overlay's layers by path only.
+	byPath bool
+
+	mu     sync.Mutex
+	guests map[int]uint64 // pid -> request
+	early  map[int]uint32 // ended before it was noted
+}
+
+// launcherMain is the whole life of a launcher process. Descriptor 3 is the daemon's
+// socket; when that closes, it ends, and so does every guest, whose socket closes too.
+func launcherMain(arg string) int {
+	debug.SetGCPercent(50)
+	l, err := newLauncher(arg)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "paddock launcher:", err)
+		return 1
+	}
+	children := make(chan os.Signal, 64)
+	signal.Notify(children, unix.SIGCHLD)
+	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP) // it ends with the daemon
+	go func() {
+		for range children {
+			l.reap()
+		}
+	}()
+	buf := make([]byte, maxMessage)
+	for {
+		n, files, err := l.daemon.receive(buf)
+		if err != nil || n == 0 {
+			return 0
+		}
+		var r request
+		if err := json.Unmarshal(buf[:n], &r); err != nil {
+			fmt.Fprintln(os.Stderr, "paddock launcher:", err)
+			return 1
+		}
+		go l.serve(&r, files)
+	}
+}
+
+// entry is what a launcher is told at its birth.
+type entry struct {
+	Stage  string // an empty directory of the host
+	Parent string // cgroup parent
+	// Private says that the process already has its own mount namespace.
+	Private bool
+}
+
+// enterPrivate gives the whole process a mount namespace of its own. Go's threads cannot
+// be moved together, so one thread unshares and the program is executed again from it.
+func enterPrivate(e entry) error {
+	if err := mount.PrivateNamespace(); err != nil {
+		return err
+	}
+	e.Private = true
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	return unix.Exec("/proc/self/exe", []string{"paddock-launcher"}, []string{entryVariable + "=" + string(b)})
+}
+
+func newLauncher(arg string) (*launcher, error) {
+	var e entry
+	if err := json.Unmarshal([]byte(arg), &e); err != nil {
+		return nil, err
+	}
+	if !e.Private {
+		return nil, enterPrivate(e)
+	}
+	_ = os.Unsetenv(entryVariable)
+	if err := unix.CloseRange(4, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("close inherited descriptors: %w", err)
+	}
+	unix.CloseOnExec(3)
+	l := &launcher{stage: e.Stage, guests: map[int]uint64{}, early: map[int]uint32{}}
+	var err error
+	if l.daemon, err = newConn(3); err != nil {
+		return nil, err
+	}
+	if l.tree, err = openTree(e.Parent); err != nil {
+		return nil, err
+	}
+	if l.null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
+		return nil, err
+	}
+	if l.guest, err = guestFile(); err != nil {
+		return nil, err
+	}
+	stage, err := mount.Tmpfs(1<<20, 1<<16, 0o755, mount.NoSUID|mount.NoDev|mount.NoExec)
+	if err != nil {
+		return nil, err
+	}
+	if err := mount.Attach(stage, e.Stage); err != nil {
+		return nil, err
+	}
+	_ = stage.Close()
+	// A guest inherits this directory and puts its new root on it. Each has a mount
+	// namespace of its own, so one serves all.
+	root := e.Stage + "/root"
+	if err := os.Mkdir(root, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Chdir(root); err != nil {
+		return nil, err
+	}
+	l.shared, err = newTemplates()
+	return l, err
+}
+
+// guestFile is the guest's program as a sealed memory file, which nothing can overwrite.
+func guestFile() (*os.File, error) {
+	program, err := guest.Binary()
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.MemfdCreate("guest", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("memory file: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "guest")
+	if _, err := f.Write(program); err != nil {
+		return nil, err
+	}
+	seals := unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, fmt.Errorf("seal the guest: %w", err)
+	}
+	return f, nil
+}
+
+func (l *launcher) serve(r *request, files []*os.File) {
+	defer closeAll(files)
+	b, err := l.build(r, files)
+	if err != nil {
+		_ = l.daemon.send(reply{ID: r.ID, Error: err.Error()})
+		return
+	}
+	_ = l.daemon.send(reply{ID: r.ID, Pid: b.pid}, b.rootClone, b.upper, b.pidfd, b.socket)
+	b.close()
+	l.note(b.pid, r.ID)
+}
+
+// note connects a pid with its request, and tells at once when it has ended already.
+func (l *launcher) note(pid int, id uint64) {
+	l.mu.Lock()
+	status, ended := l.early[pid]
+	if ended {
+		delete(l.early, pid)
+	} else {
+		l.guests[pid] = id
+	}
+	l.mu.Unlock()
+	if ended {
+		_ = l.daemon.send(reply{ID: id, Exited: true, Status: status})
+	}
+}
+
+func (l *launcher) reap() {
+	for {
+		var ws unix.WaitStatus
+		pid, err := unix.Wait4(-1, &ws, unix.WNOHANG, nil)
+		if err != nil || pid <= 0 {
+			return
+		}
+		l.mu.Lock()
+		id, ok := l.guests[pid]
+		if ok {
+			delete(l.guests, pid)
+		} else {
+			l.early[pid] = uint32(ws)
+		}
+		l.mu.Unlock()
+		if ok {
+			_ = l.daemon.send(reply{ID: id, Exited: true, Status: uint32(ws)})
+		}
+	}
+}
+
+// forget drops the exit of a guest whose start failed.
+func (l *launcher) forget(pid int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.early, pid)
+}

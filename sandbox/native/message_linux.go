@@ -1,0 +1,142 @@
+package native
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/paddock-run/paddock/sandbox"
+)
+
+// The daemon and its launcher exchange one packet a message over a SOCK_SEQPACKET pair:
+// JSON, and descriptors by SCM_RIGHTS.
+
+// request asks the launcher for a sandbox. The descriptors of lowers that have one go
+// along, in order.
+type request struct {
+	ID     uint64
+	Name   string
+	IDs    sandbox.IDMap
+	Lowers []lower
+	Upper  sandbox.Upper
+	OCI    *specs.Spec
+	// Filters are compiled seccomp programs.
+	Filters [][]byte
+	CPUs    []int
+}
+
+type lower struct {
+	Path    string `json:",omitempty"`
+	FD      bool   `json:",omitempty"`
+	Shifted bool   `json:",omitempty"`
+}
+
+// reply answers a request (Started: root, upper, pidfd and the guest's socket go along)
+// or tells that a guest is gone.
+type reply struct {
+	ID    uint64
+	Error string `json:",omitempty"`
+	Pid   int    `json:",omitempty"`
+	// Exited is set in the second reply of an ID; Status is as wait(2) gives it.
+	Exited bool   `json:",omitempty"`
+	Status uint32 `json:",omitempty"`
+}
+
+const (
+	maxMessage = 1 << 20
+	maxPassed  = 250 // the kernel's SCM_MAX_FD is 253
+)
+
+// conn is one end of a pair. Send may be called from any goroutine.
+type conn struct {
+	uc *net.UnixConn
+	mu sync.Mutex // one packet at a time
+}
+
+func newConn(fd int) (*conn, error) {
+	for _, o := range []int{unix.SO_SNDBUF, unix.SO_RCVBUF} {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, o, maxMessage) // more where the host allows
+	}
+	f := os.NewFile(uintptr(fd), "seqpacket")
+	c, err := net.FileConn(f)
+	_ = f.Close()
+	if err != nil {
+		return nil, err
+	}
+	uc, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil, errors.New("not a unix socket")
+	}
+	return &conn{uc: uc}, nil
+}
+
+func (c *conn) send(v any, files ...*os.File) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if len(b) > maxMessage {
+		return fmt.Errorf("message of %d bytes, at most %d", len(b), maxMessage)
+	}
+	return c.sendBytes(b, files...)
+}
+
+func (c *conn) sendBytes(b []byte, files ...*os.File) error {
+	var oob []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, f := range files {
+			fds[i] = int(f.Fd())
+		}
+		oob = unix.UnixRights(fds...)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, _, err := c.uc.WriteMsgUnix(b, oob, nil)
+	return err
+}
+
+// receive reads one packet; the caller owns the files.
+func (c *conn) receive(buf []byte) (n int, files []*os.File, err error) {
+	oob := make([]byte, unix.CmsgSpace(4*maxPassed))
+	n, oobn, flags, _, err := c.uc.ReadMsgUnix(buf, oob)
+	if err != nil {
+		return 0, nil, err
+	}
+	if files, err = passedFiles(oob[:oobn]); err != nil {
+		return 0, nil, err
+	}
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		closeAll(files)
+		return 0, nil, errors.New("packet cut short")
+	}
+	return n, files, nil
+}
+
+func passedFiles(oob []byte) ([]*os.File, error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	var files []*os.File
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "passed"))
+		}
+	}
+	return files, nil
+}

@@ -1,0 +1,445 @@
+// Package native starts sandboxes with nothing but the kernel: one clone into all
+// namespaces, an overlay on idmapped layers, cgroups v1 or v2, a static PID 1.
+//
+// Three processes take part:
+//
+//	daemon    holds each sandbox's socket, root and upper; starts programs, pumps their
+//	          streams, watches their cgroups
+//	launcher  the same binary with a tiny heap and few descriptors, in a mount namespace of
+//	          its own: builds sandboxes, and is the parent that sees a guest end
+//	guest     PID 1 of a sandbox (package guest)
+//
+// A sandbox lives as long as the daemon holds its socket. The launcher is supervised: its
+// death ends every sandbox it held, with the fate launcher_died, and the next Start brings
+// up a new one.
+package native
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/paddock-run/paddock/guest"
+	"github.com/paddock-run/paddock/sandbox"
+	"github.com/paddock-run/paddock/sandbox/files"
+	"github.com/paddock-run/paddock/sandbox/seccomp"
+)
+
+// Config is where a launcher works.
+type Config struct {
+	// Dir is an existing directory for the launcher's own use; nothing of value is in it.
+	Dir string
+	// CgroupParent is the path below each hierarchy under which sandboxes get their
+	// cgroups. It belongs to this launcher alone: New sweeps what a dead one left there.
+	CgroupParent string
+	Log          *slog.Logger
+}
+
+// Launcher implements runner.Launcher.
+type Launcher struct {
+	cfg  Config
+	tree *tree
+	info sandbox.Info
+
+	mu      sync.Mutex
+	proc    *launcherProcess
+	closed  bool
+	nextID  uint64
+	nextCPU int
+	filters map[string][]byte // by the profile's JSON
+
+	wg sync.WaitGroup
+}
+
+// launcherProcess is one launcher process with the sandboxes that it holds.
+type launcherProcess struct {
+	cmd  *exec.Cmd
+	conn *conn
+	gone chan struct{}
+
+	mu      sync.Mutex
+	waiting map[uint64]chan started
+	held    map[uint64]*Sandbox
+	early   map[uint64]uint32
+	dead    bool
+}
+
+// started is the launcher's answer to one request.
+type started struct {
+	reply
+	files []*os.File
+}
+
+// ErrClosed: the launcher was closed.
+var ErrClosed = errors.New("native launcher is closed")
+
+// New sweeps the cgroup parent and starts the launcher process.
+func New(cfg Config) (*Launcher, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if _, err := guest.Binary(); err != nil {
+		return nil, err
+	}
+	if n, err := SweepCgroups(cfg.CgroupParent); err != nil {
+		return nil, fmt.Errorf("sweep cgroups: %w", err)
+	} else if n > 0 {
+		cfg.Log.Info("swept sandboxes of a dead daemon", slog.Int("count", n))
+	}
+	t, err := openTree(cfg.CgroupParent)
+	if err != nil {
+		return nil, err
+	}
+	stage := filepath.Join(cfg.Dir, "stage")
+	if err := os.MkdirAll(stage, 0o700); err != nil {
+		return nil, err
+	}
+	l := &Launcher{cfg: cfg, tree: t, filters: map[string][]byte{}}
+	l.info = sandbox.Info{Name: "native", UserNS: true, Cgroup: t.mode(), PTY: true, Freeze: t.unified != ""}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.proc, err = l.spawnLocked(); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func (t *tree) mode() string {
+	switch {
+	case t.v2:
+		return "v2"
+	case t.unified != "":
+		return "hybrid"
+	}
+	return "v1"
+}
+
+// Info says what this launcher can do here.
+func (l *Launcher) Info() sandbox.Info { return l.info }
+
+func (l *Launcher) spawnLocked() (*launcherProcess, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "launcher")
+	defer theirs.Close()
+	c, err := newConn(pair[0])
+	if err != nil {
+		return nil, err
+	}
+	arg, err := json.Marshal(entry{Stage: filepath.Join(l.cfg.Dir, "stage"), Parent: l.cfg.CgroupParent})
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command("/proc/self/exe") //nolint:noctx // it lives until Close
+	cmd.Args = []string{"paddock-launcher"}
+	cmd.Env = []string{entryVariable + "=" + string(arg)}
+	cmd.Stderr = os.Stderr
+	cmd.ExtraFiles = []*os.File{theirs}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start launcher: %w", err)
+	}
+	p := &launcherProcess{
+		cmd: cmd, conn: c, gone: make(chan struct{}),
+		waiting: map[uint64]chan started{}, held: map[uint64]*Sandbox{}, early: map[uint64]uint32{},
+	}
+	l.wg.Go(func() { l.listen(p) })
+	return p, nil
+}
+
+// listen takes a launcher's answers until it is gone, then ends what it held.
+func (l *Launcher) listen(p *launcherProcess) {
+	buf := make([]byte, maxMessage)
+	for {
+		n, files, err := p.conn.receive(buf)
+		if err != nil || n == 0 {
+			break
+		}
+		var r reply
+		if err := json.Unmarshal(buf[:n], &r); err != nil {
+			closeAll(files)
+			break
+		}
+		p.deliver(r, files)
+	}
+	_ = p.conn.uc.Close()
+	err := p.cmd.Wait()
+	p.mu.Lock()
+	p.dead = true
+	waiting, held := p.waiting, p.held
+	p.waiting, p.held = nil, nil
+	p.mu.Unlock()
+	for _, w := range waiting {
+		close(w)
+	}
+	for _, s := range held {
+		l.tree.killAll(s.name)
+		s.ended(sandbox.Fate{Kind: sandbox.LauncherDied, Evidence: fmt.Sprintf("launcher process %d: %v", p.cmd.Process.Pid, err)})
+	}
+	close(p.gone)
+	if len(held) > 0 {
+		l.cfg.Log.Error("launcher died", slog.Int("sandboxes", len(held)), slog.Any("error", err))
+	}
+}
+
+func (p *launcherProcess) deliver(r reply, files []*os.File) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r.Exited {
+		if s, ok := p.held[r.ID]; ok {
+			delete(p.held, r.ID)
+			go s.exited(unix.WaitStatus(r.Status))
+		} else {
+			p.early[r.ID] = r.Status
+		}
+		return
+	}
+	w, ok := p.waiting[r.ID]
+	if !ok { // its caller gave up
+		closeAll(files)
+		return
+	}
+	delete(p.waiting, r.ID)
+	w <- started{reply: r, files: files}
+}
+
+// hold makes p tell s of its guest's end.
+func (p *launcherProcess) hold(id uint64, s *Sandbox) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch status, ended := p.early[id]; {
+	case ended:
+		delete(p.early, id)
+		go s.exited(unix.WaitStatus(status))
+	case p.dead:
+		go s.ended(sandbox.Fate{Kind: sandbox.LauncherDied, Evidence: "launcher process is gone"})
+	default:
+		p.held[id] = s
+	}
+}
+
+// Start builds a sandbox and returns when its guest answers.
+func (l *Launcher) Start(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
+	if err := check(spec); err != nil {
+		return nil, err
+	}
+	r, fds, err := l.request(spec)
+	if err != nil {
+		return nil, err
+	}
+	p, err := l.launcher()
+	if err != nil {
+		return nil, err
+	}
+	answer := make(chan started, 1)
+	p.mu.Lock()
+	if p.dead {
+		p.mu.Unlock()
+		return nil, errors.New("launcher process died")
+	}
+	p.waiting[r.ID] = answer
+	p.mu.Unlock()
+	if err := p.conn.send(r, fds...); err != nil {
+		return nil, fmt.Errorf("ask launcher: %w", err)
+	}
+	select {
+	case a, ok := <-answer:
+		if !ok {
+			return nil, errors.New("launcher process died")
+		}
+		if a.Error != "" {
+			closeAll(a.files)
+			return nil, fmt.Errorf("start sandbox %s: %s", spec.Name, a.Error)
+		}
+		return l.adopt(p, r, spec, a)
+	case <-ctx.Done():
+		l.wg.Go(func() { l.abandon(p, r, spec, answer) })
+		return nil, context.Cause(ctx)
+	}
+}
+
+// abandon ends a sandbox whose caller did not wait for it.
+func (l *Launcher) abandon(p *launcherProcess, r *request, spec sandbox.Spec, answer chan started) {
+	a, ok := <-answer
+	if !ok || a.Error != "" {
+		return
+	}
+	if s, err := l.adopt(p, r, spec, a); err == nil {
+		_ = s.Close()
+	}
+}
+
+func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a started) (*Sandbox, error) {
+	if len(a.files) != 4 {
+		closeAll(a.files)
+		return nil, fmt.Errorf("launcher sent %d descriptors, want 4", len(a.files))
+	}
+	socket := a.files[3]
+	c, err := newConn(dup(socket))
+	_ = socket.Close()
+	if err != nil {
+		closeAll(a.files[:3])
+		return nil, err
+	}
+	s := &Sandbox{
+		l: l, name: spec.Name, ids: spec.IDs, oci: spec.OCI,
+		root: a.files[0], upper: a.files[1], pidfd: a.files[2], guest: c,
+		slots: &slots{tree: l.tree, name: spec.Name}, done: make(chan struct{}), calls: map[uint32]*process{},
+		rlimits: rlimits(spec.OCI),
+	}
+	s.files = files.ForSpec(s.root, spec.IDs, spec.OCI)
+	p.hold(r.ID, s)
+	s.wg.Go(s.listen)
+	return s, nil
+}
+
+// launcher returns a live launcher process, a new one where the last has died.
+func (l *Launcher) launcher() (*launcherProcess, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, ErrClosed
+	}
+	select {
+	case <-l.proc.gone:
+		p, err := l.spawnLocked()
+		if err != nil {
+			return nil, err
+		}
+		l.proc = p
+	default:
+	}
+	return l.proc, nil
+}
+
+func check(spec sandbox.Spec) error {
+	switch {
+	case spec.Name == "" || len(spec.Name) > 40 || spec.Name != filepath.Base(spec.Name):
+		return fmt.Errorf("sandbox name %q", spec.Name)
+	case len(spec.Root.Lowers) == 0:
+		return errors.New("sandbox without a lower layer")
+	case spec.OCI == nil || spec.OCI.Linux == nil || spec.OCI.Linux.Resources == nil:
+		return errors.New("sandbox without a runtime-spec")
+	case spec.IDs.Size == 0 || spec.IDs.HostID == 0:
+		return errors.New("sandbox without an id map")
+	case spec.Root.Upper.Bytes <= 0 || spec.Root.Upper.Inodes <= 0:
+		return errors.New("sandbox without a disk limit")
+	}
+	return nil
+}
+
+func (l *Launcher) request(spec sandbox.Spec) (*request, []*os.File, error) {
+	r := &request{Name: spec.Name, IDs: spec.IDs, Upper: spec.Root.Upper}
+	var fds []*os.File
+	for _, lo := range spec.Root.Lowers {
+		r.Lowers = append(r.Lowers, lower{Path: lo.Path, FD: lo.Dir != nil, Shifted: lo.Shifted})
+		if lo.Dir != nil {
+			fds = append(fds, lo.Dir)
+		}
+	}
+	filter, err := l.filter(spec.OCI.Linux.Seccomp)
+	if err != nil {
+		return nil, nil, err
+	}
+	if filter != nil {
+		r.Filters = [][]byte{filter}
+	}
+	slim := *spec.OCI
+	linux := *spec.OCI.Linux
+	linux.Seccomp = nil // travels compiled
+	slim.Linux = &linux
+	r.OCI = &slim
+	l.mu.Lock()
+	l.nextID++
+	r.ID = l.nextID
+	if n, host := visibleCPUs(spec.OCI), runtime.NumCPU(); n < host {
+		for range n {
+			r.CPUs = append(r.CPUs, l.nextCPU%host)
+			l.nextCPU++
+		}
+	}
+	l.mu.Unlock()
+	return r, fds, nil
+}
+
+// filter compiles a seccomp profile once.
+func (l *Launcher) filter(profile *specs.LinuxSeccomp) ([]byte, error) {
+	if profile == nil {
+		return nil, nil
+	}
+	key, err := json.Marshal(profile)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	b, ok := l.filters[string(key)]
+	l.mu.Unlock()
+	if ok {
+		return b, nil
+	}
+	program, err := seccomp.Compile(profile, runtime.GOARCH)
+	if err != nil {
+		return nil, fmt.Errorf("compile seccomp profile: %w", err)
+	}
+	for _, i := range program {
+		b = binary.NativeEndian.AppendUint16(b, i.Code)
+		b = append(b, i.Jt, i.Jf)
+		b = binary.NativeEndian.AppendUint32(b, i.K)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.filters) < 64 { // profiles come from policies, which are few
+		l.filters[string(key)] = b
+	}
+	return b, nil
+}
+
+// Close ends every sandbox and the launcher process.
+func (l *Launcher) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	p := l.proc
+	l.mu.Unlock()
+	p.mu.Lock()
+	var held []*Sandbox
+	for _, s := range p.held {
+		held = append(held, s)
+	}
+	p.mu.Unlock()
+	var errs []error
+	for _, s := range held {
+		errs = append(errs, s.Close())
+	}
+	_ = p.conn.uc.CloseRead()
+	_ = p.conn.uc.CloseWrite()
+	<-p.gone
+	l.wg.Wait()
+	errs = append(errs, l.removeParent())
+	return errors.Join(errs...)
+}
+
+// removeParent removes the launcher's own cgroups; a parent shared with others stays.
+func (l *Launcher) removeParent() error {
+	for _, d := range l.tree.dirs("") {
+		if err := unix.Rmdir(d); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("remove cgroup %s: %w", d, err)
+		}
+	}
+	return nil
+}

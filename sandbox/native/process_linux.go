@@ -1,0 +1,412 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/paddock-run/paddock/guest"
+	"github.com/paddock-run/paddock/sandbox"
+)
+
+// process implements sandbox.Process: one command in a call cgroup of its own.
+type process struct {
+	s     *Sandbox
+	cmd   sandbox.Command
+	slot  *slot
+	began time.Time
+
+	stdin *os.File // write end
+	pumps []*pump
+	tty   *os.File
+
+	started chan guest.Reply // one answer to EXEC, or closed when the sandbox is gone
+	ended   chan struct{}    // the main process is gone, or the sandbox is
+	status  unix.WaitStatus
+	gone    bool // the sandbox ended first
+
+	killed, timedOut, cpuTimedOut atomic.Bool
+	once                          sync.Once
+}
+
+// Start starts a command. What the program does wrong is in the Exit; an error means that
+// the sandbox is gone or the host failed.
+func (s *Sandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
+	if len(cmd.Argv) == 0 {
+		return nil, errors.New("command without arguments")
+	}
+	p := &process{s: s, cmd: cmd, started: make(chan guest.Reply, 1), ended: make(chan struct{})}
+	theirs, err := p.open()
+	if err != nil {
+		closeAll(theirs)
+		p.drop()
+		return nil, err
+	}
+	failed, err := p.launch(ctx, theirs)
+	closeAll(theirs)
+	if err != nil {
+		p.drop()
+		return nil, err
+	}
+	if failed != nil {
+		p.drop()
+		return notStarted{failed}, nil
+	}
+	p.began = time.Now()
+	p.run()
+	return p, nil
+}
+
+// notStarted is a command that never ran.
+type notStarted struct{ failure *sandbox.StartFailure }
+
+func (n notStarted) Wait() sandbox.Exit              { return sandbox.Exit{NotStarted: n.failure} }
+func (n notStarted) Kill()                           {}
+func (n notStarted) Resize(sandbox.WindowSize) error { return errors.New("not a terminal") }
+
+// open makes the pipes and the call's cgroup. theirs are the descriptors for the guest,
+// in the protocol's order.
+func (p *process) open() (theirs []*os.File, err error) {
+	if p.slot, err = p.s.slots.acquire(); err != nil {
+		return nil, err
+	}
+	var stdin *os.File
+	if p.cmd.Stdin == nil || p.cmd.PTY != nil {
+		if stdin, err = os.Open(os.DevNull); err != nil {
+			return nil, err
+		}
+	} else if stdin, p.stdin, err = p.pipe(); err != nil {
+		return nil, err
+	} else {
+		p.stdin = pollable(p.stdin)
+	}
+	theirs = append(theirs, stdin)
+	outs := []io.Writer{p.cmd.Stdout, p.cmd.Stderr}
+	if p.cmd.FD3 != nil {
+		outs = append(outs, p.cmd.FD3)
+	}
+	for i, to := range outs {
+		if p.cmd.PTY != nil && i < 2 {
+			theirs = append(theirs, stdin)
+			continue
+		}
+		r, w, err := p.pipe()
+		if err != nil {
+			return theirs, err
+		}
+		theirs = append(theirs, w)
+		p.pumps = append(p.pumps, newPump(r, to, i < 2))
+	}
+	tasks, err := p.slot.tasks()
+	return append(theirs, tasks...), err
+}
+
+// pipe makes a pipe that belongs to the sandbox's root, so that a program may reopen its
+// own streams by /dev/stdout.
+func (p *process) pipe() (r, w *os.File, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, err
+	}
+	owner := int(p.s.ids.HostID + p.cmd.User.UID)
+	if err := unix.Fchown(fds[1], owner, int(p.s.ids.HostID+p.cmd.User.GID)); err != nil {
+		_ = unix.Close(fds[0])
+		_ = unix.Close(fds[1])
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "|0"), os.NewFile(uintptr(fds[1]), "|1"), nil
+}
+
+// launch sends EXEC and waits for the answer.
+func (p *process) launch(ctx context.Context, theirs []*os.File) (*sandbox.StartFailure, error) {
+	s := p.s
+	s.mu.Lock()
+	if s.over || s.stopping {
+		f := s.fate
+		s.mu.Unlock()
+		return nil, fmt.Errorf("sandbox %s is gone: %s", s.name, f.Kind)
+	}
+	s.nextCall++
+	id := s.nextCall
+	s.calls[id] = p
+	s.mu.Unlock()
+	frame := p.frame(id)
+	short, large := frame.Encode()
+	if large != nil {
+		if len(large) > maxArguments {
+			p.unregister(id)
+			return &sandbox.StartFailure{Kind: "argument_list_too_long", Path: p.cmd.Argv[0], Errno: int(unix.E2BIG)}, nil
+		}
+		m, err := memfd(large)
+		if err != nil {
+			p.unregister(id)
+			return nil, err
+		}
+		defer m.Close()
+		theirs = append(theirs, m)
+	}
+	if err := s.guest.sendBytes(short, theirs...); err != nil {
+		p.unregister(id)
+		return nil, fmt.Errorf("ask guest: %w", err)
+	}
+	select {
+	case r, ok := <-p.started:
+		if !ok {
+			return nil, fmt.Errorf("sandbox %s is gone: %s", s.name, s.Fate().Kind)
+		}
+		if r.Type == guest.Failed {
+			return startFailure(r, &p.cmd), nil
+		}
+		return nil, nil
+	case <-ctx.Done():
+		p.slot.kill()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// maxArguments bounds argv and environment together, beyond what the kernel takes.
+const maxArguments = 8 << 20
+
+func memfd(b []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("exec", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "exec")
+	if _, err := f.Write(b); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (p *process) unregister(id uint32) {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	delete(p.s.calls, id)
+}
+
+func (p *process) frame(id uint32) guest.ExecFrame {
+	c := &p.cmd
+	f := guest.ExecFrame{
+		ID: id, UID: c.User.UID, GID: c.User.GID, Umask: c.Umask, Groups: c.User.Groups,
+		Rlimits: p.s.rlimits, Dir: c.Dir, Argv: c.Argv, Env: c.Env,
+	}
+	if f.Umask == 0 {
+		f.Umask = 0o022
+	}
+	if f.Dir == "" {
+		f.Dir = "/"
+	}
+	if c.PTY != nil {
+		f.Flags |= guest.PTY
+		f.Rows, f.Cols = uint32(c.PTY.Rows), uint32(c.PTY.Cols)
+	}
+	if c.FD3 != nil {
+		f.Flags |= guest.HasFD3
+	}
+	for _, e := range c.Env {
+		if v, ok := strings.CutPrefix(e, "PATH="); ok {
+			f.Path = v
+		}
+	}
+	return f
+}
+
+// startFailure names what kept a program from starting.
+func startFailure(r guest.Reply, c *sandbox.Command) *sandbox.StartFailure {
+	errno := syscall.Errno(r.Errno)
+	f := &sandbox.StartFailure{Kind: "start_failed", Path: c.Argv[0], Errno: int(r.Errno)}
+	switch {
+	case r.Step == guest.StepCwd:
+		f.Path = c.Dir
+		switch errno {
+		case unix.ENOTDIR:
+			f.Kind = "cwd_not_a_directory"
+		case unix.EACCES:
+			f.Kind = "permission_denied"
+		default:
+			f.Kind = "cwd_not_found"
+		}
+	case errno == unix.EAGAIN && (r.Step == guest.StepFork || r.Step == guest.StepCgroup):
+		f.Kind = "pids_limit"
+	case r.Step == guest.StepExec:
+		switch errno {
+		case unix.ENOENT, unix.ENOTDIR:
+			f.Kind = "command_not_found"
+		case unix.EACCES, unix.EPERM:
+			f.Kind = "permission_denied"
+		case unix.ENOEXEC:
+			f.Kind = "not_executable"
+		case unix.E2BIG:
+			f.Kind = "argument_list_too_long"
+		}
+	}
+	return f
+}
+
+// take is called by the sandbox's listener with each frame of this call.
+func (p *process) take(r guest.Reply, files []*os.File) error {
+	switch r.Type {
+	case guest.Started:
+		if (len(files) == 1) != (p.cmd.PTY != nil) {
+			return errors.New("guest sent a terminal that was not asked for, or none")
+		}
+		if p.tty != nil {
+			return errors.New("guest started one call twice")
+		}
+		if len(files) == 1 {
+			p.tty = files[0]
+		}
+		select {
+		case p.started <- r:
+		default:
+			return errors.New("guest started one call twice")
+		}
+	case guest.Failed:
+		select {
+		case p.started <- r:
+		default:
+			return errors.New("guest failed a call that it started")
+		}
+	case guest.Exited:
+		p.status = unix.WaitStatus(uint32(r.Status))
+		p.once.Do(func() { close(p.ended) })
+	}
+	return nil
+}
+
+// lost is called when the sandbox ended before the call did.
+func (p *process) lost() {
+	p.gone = true
+	p.once.Do(func() { close(p.ended) })
+	select {
+	case p.started <- guest.Reply{Type: guest.Failed, Step: guest.StepFork, Errno: int32(unix.ESRCH)}:
+	default:
+	}
+}
+
+// run starts the pumps and the clocks.
+func (p *process) run() {
+	if p.tty != nil {
+		p.pumps = append(p.pumps, newPump(p.tty, p.cmd.Stdout, true))
+		if p.cmd.Stdin != nil {
+			go func() { _, _ = io.Copy(p.tty, p.cmd.Stdin) }()
+		}
+	}
+	for _, u := range p.pumps {
+		go u.run()
+	}
+	if p.stdin != nil {
+		// Not waited for: the caller's reader may block for longer than the program lives.
+		go func() {
+			_, _ = io.Copy(p.stdin, p.cmd.Stdin)
+			_ = p.stdin.Close()
+		}()
+	}
+	if p.cmd.Timeout > 0 {
+		timer := time.AfterFunc(p.cmd.Timeout, func() {
+			p.timedOut.Store(true)
+			p.slot.kill()
+		})
+		go func() { <-p.ended; timer.Stop() }()
+	}
+	if p.cmd.CPUTime > 0 {
+		go p.watchCPU()
+	}
+}
+
+// watchCPU looks at the call's CPU time ever more often as it nears its bound.
+func (p *process) watchCPU() {
+	for {
+		left := p.cmd.CPUTime - (p.slot.cpu() - p.slot.cpu0)
+		if left <= 0 {
+			p.cpuTimedOut.Store(true)
+			p.slot.kill()
+			return
+		}
+		select {
+		case <-p.ended:
+			return
+		case <-time.After(max(5*time.Millisecond, min(left/4, time.Second))):
+		}
+	}
+}
+
+// Kill ends every process of the command.
+func (p *process) Kill() {
+	p.killed.Store(true)
+	p.slot.kill()
+}
+
+// Resize sets the terminal's size.
+func (p *process) Resize(w sandbox.WindowSize) error {
+	if p.tty == nil {
+		return errors.New("not a terminal")
+	}
+	return unix.IoctlSetWinsize(int(p.tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: w.Rows, Col: w.Cols})
+}
+
+// Wait returns when the main process is gone and its output is delivered. Processes that
+// it left behind do not hold it up; what they still write is drained and dropped.
+func (p *process) Wait() sandbox.Exit {
+	<-p.ended
+	wall := time.Since(p.began)
+	e := sandbox.Exit{TimedOut: p.timedOut.Load(), CPUTimedOut: p.cpuTimedOut.Load()}
+	if p.stdin != nil {
+		_ = p.stdin.Close()
+	}
+	bounded := e.TimedOut || e.CPUTimedOut || p.killed.Load()
+	if bounded || p.cmd.Leftovers == sandbox.KillLeftovers {
+		e.Leftover = p.slot.kill()
+	} else {
+		e.Leftover = p.slot.population()
+	}
+	for _, u := range p.pumps {
+		if held := u.finish(&p.s.wg); held && u.counts {
+			e.OutputHeld = true
+		}
+	}
+	p.settle(&e, bounded, wall)
+	p.s.slots.release(p.slot)
+	return e
+}
+
+func (p *process) settle(e *sandbox.Exit, bounded bool, wall time.Duration) {
+	switch {
+	case p.gone:
+		e.Signal = int(unix.SIGKILL)
+	case p.status.Signaled():
+		e.Signal = int(p.status.Signal())
+	case !bounded:
+		code := p.status.ExitStatus()
+		e.Code = &code
+	}
+	e.OOM = p.slot.ooms() > p.slot.oom0
+	e.PidsLimit = p.slot.pidsHits() > p.slot.pids0
+	e.Usage = sandbox.Usage{
+		CPU: p.slot.cpu() - p.slot.cpu0, Wall: wall, MemoryPeakBytes: max(0, p.slot.peak()-p.slot.mem0),
+	}
+}
+
+// drop releases what a command that did not start held.
+func (p *process) drop() {
+	if p.stdin != nil {
+		_ = p.stdin.Close()
+	}
+	for _, u := range p.pumps {
+		_ = u.from.Close()
+	}
+	if p.slot != nil {
+		p.s.slots.release(p.slot)
+	}
+}

@@ -1,0 +1,109 @@
+package native
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pump carries one stream from a pipe to a writer.
+type pump struct {
+	from   *os.File
+	to     io.Writer
+	counts bool // a held end of this one is OutputHeld
+	done   chan struct{}
+	eof    bool
+	buf    []byte
+}
+
+const pumpBuffer = 64 << 10
+
+func newPump(from *os.File, to io.Writer, counts bool) *pump {
+	if to == nil {
+		to = io.Discard
+	}
+	return &pump{from: pollable(from), to: to, counts: counts, done: make(chan struct{})}
+}
+
+// pollable replaces f by the same file in the netpoller, which gives its reads and writes
+// deadlines and lets Close end them.
+func pollable(f *os.File) *os.File {
+	_ = unix.SetNonblock(int(f.Fd()), true)
+	p := os.NewFile(uintptr(dup(f)), f.Name())
+	_ = f.Close()
+	return p
+}
+
+func (u *pump) run() {
+	defer close(u.done)
+	u.buf = make([]byte, pumpBuffer)
+	for {
+		n, err := u.from.Read(u.buf)
+		u.deliver(u.buf[:n])
+		if err != nil {
+			u.eof = !errors.Is(err, os.ErrDeadlineExceeded)
+			return
+		}
+	}
+}
+
+// deliver ignores the writer's errors: the rest is drained and dropped.
+func (u *pump) deliver(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	if _, err := u.to.Write(b); err != nil {
+		u.to = io.Discard
+	}
+}
+
+// finish is called when the main process is gone: everything that it wrote is in the
+// pipe already. It delivers that and says whether somebody still holds the other end;
+// then the pipe is drained to nothing until the end of the sandbox, so that a server that
+// logs there lives on.
+func (u *pump) finish(wg *sync.WaitGroup) (held bool) {
+	_ = u.from.SetReadDeadline(time.Unix(1, 0))
+	<-u.done
+	if !u.eof {
+		u.eof = u.takeRest()
+	}
+	if u.eof {
+		_ = u.from.Close()
+		return false
+	}
+	_ = u.from.SetReadDeadline(time.Time{})
+	wg.Go(func() {
+		_, _ = io.Copy(io.Discard, u.from)
+		_ = u.from.Close()
+	})
+	return true
+}
+
+// takeRest reads what is in the pipe now, at most one pipe full: a leftover that floods
+// cannot hold the call open.
+func (u *pump) takeRest() (eof bool) {
+	rc, err := u.from.SyscallConn()
+	if err != nil {
+		return true
+	}
+	left := 1 << 20
+	_ = rc.Control(func(fd uintptr) {
+		for left > 0 {
+			n, err := unix.Read(int(fd), u.buf)
+			if err == unix.EINTR {
+				continue
+			}
+			if n <= 0 || err != nil {
+				eof = err != unix.EAGAIN
+				return
+			}
+			left -= n
+			u.deliver(u.buf[:n])
+		}
+	})
+	return eof
+}

@@ -1,0 +1,283 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/paddock-run/paddock/guest"
+	"github.com/paddock-run/paddock/sandbox"
+	"github.com/paddock-run/paddock/sandbox/files"
+)
+
+// Sandbox implements runner.Sandbox.
+type Sandbox struct {
+	l       *Launcher
+	name    string
+	ids     sandbox.IDMap
+	oci     *specs.Spec
+	root    *os.File // a clone of the overlay alone: no /proc or /dev of the sandbox below it
+	upper   *os.File
+	pidfd   *os.File
+	guest   *conn
+	files   *files.Tree
+	slots   *slots
+	rlimits []guest.Rlimit
+
+	mu       sync.Mutex
+	nextCall uint32
+	calls    map[uint32]*process
+	stopping bool
+	broke    string // how the guest broke the protocol
+	fate     sandbox.Fate
+	over     bool
+	done     chan struct{}
+
+	closeOnce sync.Once
+	closeErr  error
+	wg        sync.WaitGroup
+}
+
+// Files acts on the sandbox's tree from outside.
+func (s *Sandbox) Files() *files.Tree { return s.files }
+
+// Upper is the writable layer's directory.
+func (s *Sandbox) Upper() *os.File { return s.upper }
+
+// Done is closed when PID 1 is gone.
+func (s *Sandbox) Done() <-chan struct{} { return s.done }
+
+// Fate says why PID 1 is gone; before Done is closed it is the zero value.
+func (s *Sandbox) Fate() sandbox.Fate {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fate
+}
+
+// listen takes the guest's frames until its socket closes.
+func (s *Sandbox) listen() {
+	buf := make([]byte, 256)
+	for {
+		n, files, err := s.guest.receive(buf)
+		if err != nil || n == 0 {
+			closeAll(files)
+			return
+		}
+		r, err := guest.Decode(buf[:n])
+		if err == nil {
+			err = s.take(r, files)
+		}
+		if err != nil {
+			closeAll(files)
+			s.mu.Lock()
+			s.broke = err.Error()
+			s.mu.Unlock()
+			s.killGuest()
+			return
+		}
+	}
+}
+
+func (s *Sandbox) take(r guest.Reply, files []*os.File) error {
+	s.mu.Lock()
+	p, ok := s.calls[r.ID]
+	if ok && r.Type != guest.Started {
+		delete(s.calls, r.ID)
+	}
+	s.mu.Unlock()
+	if !ok || r.Type == guest.Ready || len(files) > 1 {
+		return fmt.Errorf("guest frame of type %d for call %d with %d descriptors", r.Type, r.ID, len(files))
+	}
+	return p.take(r, files)
+}
+
+// exited turns the wait status of PID 1 into a fate. Nothing inside can kill PID 1 of a
+// pid namespace, so SIGKILL that is not ours came from outside or from the OOM killer.
+func (s *Sandbox) exited(ws unix.WaitStatus) {
+	s.mu.Lock()
+	stopping, broke := s.stopping, s.broke
+	s.mu.Unlock()
+	f := sandbox.Fate{Kind: sandbox.GuestDied, Evidence: fmt.Sprintf("PID 1 exited with status %d", ws.ExitStatus())}
+	switch {
+	case stopping:
+		f = sandbox.Fate{Kind: sandbox.Stopped}
+	case broke != "":
+		f = sandbox.Fate{Kind: sandbox.GuestBroke, Evidence: broke}
+	case ws.Signaled() && ws.Signal() == unix.SIGKILL && s.guestOOM():
+		f = sandbox.Fate{Kind: sandbox.GuestOOM, Evidence: "the OOM killer took PID 1"}
+	case ws.Signaled() && ws.Signal() == unix.SIGKILL:
+		f = sandbox.Fate{Kind: sandbox.Killed, Evidence: "PID 1 got SIGKILL from outside its namespace"}
+	case ws.Signaled():
+		f.Evidence = fmt.Sprintf("PID 1 was ended by signal %d", ws.Signal())
+	}
+	s.ended(f)
+}
+
+// guestOOM says whether the kernel's OOM killer struck in the guest's own cgroup.
+func (s *Sandbox) guestOOM() bool {
+	if s.l.tree.v2 {
+		return field(s.l.tree.at("", s.name+"/g"), "memory.events", "oom_kill") > 0
+	}
+	return field(s.l.tree.at("memory", s.name), "memory.oom_control", "oom_kill") > 0
+}
+
+// ended closes Done once, and answers every call that still waits.
+func (s *Sandbox) ended(f sandbox.Fate) {
+	s.mu.Lock()
+	if s.over {
+		s.mu.Unlock()
+		return
+	}
+	s.over, s.fate = true, f
+	calls := s.calls
+	s.calls = nil
+	s.mu.Unlock()
+	close(s.done)
+	for _, p := range calls {
+		p.lost()
+	}
+}
+
+func (s *Sandbox) killGuest() { _ = unix.PidfdSendSignal(int(s.pidfd.Fd()), unix.SIGKILL, nil, 0) }
+
+// KillFromOutside kills the sandbox as a stranger on the host would: the fault switch of
+// tests and demos.
+func (s *Sandbox) KillFromOutside() { s.killGuest() }
+
+// Freeze stops or lets go every process of the sandbox.
+func (s *Sandbox) Freeze(_ context.Context, frozen bool) error {
+	if err := s.l.tree.freeze(s.name, frozen); err != nil {
+		return fmt.Errorf("freeze sandbox %s: %w", s.name, err)
+	}
+	return nil
+}
+
+// Usage is what the sandbox has used so far.
+func (s *Sandbox) Usage(context.Context) (sandbox.Usage, error) {
+	t := s.l.tree
+	if t.v2 {
+		dir := t.at("", s.name+"/c")
+		return sandbox.Usage{
+			CPU:             time.Duration(field(dir, "cpu.stat", "usage_usec")) * time.Microsecond,
+			MemoryPeakBytes: readInt(dir, "memory.peak"),
+			RunDelay:        pressure(read(dir, "cpu.pressure")),
+		}, nil
+	}
+	return sandbox.Usage{
+		CPU:             time.Duration(readInt(t.at("cpuacct", s.name), "cpuacct.usage")),
+		MemoryPeakBytes: readInt(t.at("memory", s.name+"/c"), "memory.max_usage_in_bytes"),
+	}, nil
+}
+
+// pressure reads "some ... total=N" (microseconds) of a PSI file; 0 where there is none.
+func pressure(text string) time.Duration {
+	line, _, _ := strings.Cut(text, "\n")
+	_, total, ok := strings.Cut(line, "total=")
+	if !ok {
+		return 0
+	}
+	var us int64
+	if _, err := fmt.Sscan(total, &us); err != nil {
+		return 0
+	}
+	return time.Duration(us) * time.Microsecond
+}
+
+// stopPatience bounds how long Stop waits for the kernel to end a sandbox's processes.
+const stopPatience = 10 * time.Second
+
+// Stop kills every process and returns when they are gone: the kernel reaps PID 1 only
+// after everything else in its pid namespace.
+func (s *Sandbox) Stop(ctx context.Context) error {
+	s.mu.Lock()
+	s.stopping = true
+	s.mu.Unlock()
+	select {
+	case <-s.done:
+		return s.provenGone()
+	default:
+	}
+	s.killGuest()
+	if s.l.tree.unified == "" {
+		s.l.tree.killAll(s.name)
+	} else {
+		_ = write(s.l.tree.at("unified", s.name), "cgroup.kill", "1") // reaches frozen ones, too
+	}
+	timer := time.NewTimer(stopPatience)
+	defer timer.Stop()
+	select {
+	case <-s.done:
+		return s.provenGone()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return fmt.Errorf("sandbox %s did not end in %s", s.name, stopPatience)
+	}
+}
+
+// provenGone asks the kernel, not our own record, whether a process is left.
+func (s *Sandbox) provenGone() error {
+	deadline := time.Now().Add(stopPatience)
+	for {
+		left := 0
+		for _, sl := range s.slots.all() {
+			left += sl.population()
+		}
+		if left == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("sandbox %s: %d processes are still there", s.name, left)
+		}
+		s.l.tree.killAll(s.name)
+		<-time.After(time.Millisecond)
+	}
+}
+
+// Close stops the sandbox and releases everything it held.
+func (s *Sandbox) Close() error {
+	s.closeOnce.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), stopPatience) //nolint:usetesting // teardown has its own deadline
+		defer cancel()
+		err := s.Stop(ctx)
+		_ = s.guest.uc.Close()
+		s.wg.Wait()
+		closeAll([]*os.File{s.root, s.upper, s.pidfd})
+		s.closeErr = errors.Join(err, s.l.tree.remove(s.name))
+	})
+	return s.closeErr
+}
+
+// rlimits are the resource limits of every program, from the spec.
+func rlimits(oci *specs.Spec) []guest.Rlimit {
+	if oci.Process == nil {
+		return nil
+	}
+	numbers := map[string]uint32{
+		"RLIMIT_CPU": 0, "RLIMIT_FSIZE": 1, "RLIMIT_DATA": 2, "RLIMIT_STACK": 3, "RLIMIT_CORE": 4, "RLIMIT_RSS": 5,
+		"RLIMIT_NPROC": 6, "RLIMIT_NOFILE": 7, "RLIMIT_MEMLOCK": 8, "RLIMIT_AS": 9, "RLIMIT_LOCKS": 10,
+		"RLIMIT_SIGPENDING": 11, "RLIMIT_MSGQUEUE": 12, "RLIMIT_NICE": 13, "RLIMIT_RTPRIO": 14, "RLIMIT_RTTIME": 15,
+	}
+	var all []guest.Rlimit
+	for _, r := range oci.Process.Rlimits {
+		n, ok := numbers[r.Type]
+		if !ok {
+			continue
+		}
+		soft, hard := r.Soft, r.Hard
+		var own unix.Rlimit
+		if unix.Prlimit(0, int(n), nil, &own) == nil && own.Max < hard {
+			hard = own.Max // raising a hard limit needs a capability that the host may lack
+			soft = min(soft, hard)
+		}
+		all = append(all, guest.Rlimit{Resource: n, Soft: soft, Hard: hard})
+	}
+	return all
+}

@@ -1,0 +1,184 @@
+package native
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// slots hands out the call cgroups of one sandbox. A slot is used again once nothing
+// lives in it: a cgroup for each call would leave one dead memory cgroup per call that
+// wrote a file.
+type slots struct {
+	tree *tree
+	name string
+
+	mu   sync.Mutex
+	free []*slot
+	next int
+}
+
+// slot is one call cgroup and the counters at the start of its call.
+type slot struct {
+	tree *tree
+	path string // below the tree's parent
+
+	cpu0  time.Duration
+	mem0  int64
+	oom0  int64
+	pids0 int64
+}
+
+// acquire returns an empty slot, ready for a call.
+func (s *slots) acquire() (*slot, error) {
+	s.mu.Lock()
+	var sl *slot
+	for i, f := range s.free {
+		if f.population() == 0 {
+			sl = f
+			s.free = append(s.free[:i], s.free[i+1:]...)
+			break
+		}
+	}
+	if sl == nil {
+		sl = &slot{tree: s.tree, path: s.name + "/c/" + strconv.Itoa(s.next)}
+		s.next++
+	}
+	s.mu.Unlock()
+	if err := sl.prepare(); err != nil {
+		return nil, err
+	}
+	return sl, nil
+}
+
+// release gives a slot back; processes may still live in it.
+func (s *slots) release(sl *slot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, sl)
+}
+
+func (s *slot) dirs() []string {
+	if s.tree.v2 {
+		return []string{s.tree.at("", s.path)}
+	}
+	return []string{s.tree.at("memory", s.path), s.tree.at("pids", s.path), s.tree.at("cpuacct", s.path)}
+}
+
+// prepare makes the cgroups where needed and notes the counters.
+func (s *slot) prepare() error {
+	for _, d := range s.dirs() {
+		if err := os.Mkdir(d, 0o755); err != nil && !os.IsExist(err) { //nolint:forbidigo // the error is the kernel's own
+			return fmt.Errorf("make call cgroup: %w", err)
+		}
+	}
+	if s.tree.v2 {
+		_ = write(s.tree.at("", s.path), "memory.peak", "0") // from Linux 6.12 on
+	} else {
+		_ = write(s.tree.at("memory", s.path), "memory.max_usage_in_bytes", "0")
+	}
+	s.cpu0, s.mem0, s.oom0, s.pids0 = s.cpu(), s.memory(), s.ooms(), s.pidsHits()
+	return nil
+}
+
+// tasks opens the files that a child writes "0" to.
+func (s *slot) tasks() ([]*os.File, error) {
+	file := "tasks"
+	if s.tree.v2 {
+		file = "cgroup.procs"
+	}
+	var all []*os.File
+	for _, d := range s.dirs() {
+		f, err := os.OpenFile(filepath.Join(d, file), os.O_WRONLY, 0)
+		if err != nil {
+			closeAll(all)
+			return nil, fmt.Errorf("open call cgroup: %w", err)
+		}
+		all = append(all, f)
+	}
+	return all, nil
+}
+
+func (s *slot) cpu() time.Duration {
+	if s.tree.v2 {
+		return time.Duration(field(s.tree.at("", s.path), "cpu.stat", "usage_usec")) * time.Microsecond
+	}
+	return time.Duration(readInt(s.tree.at("cpuacct", s.path), "cpuacct.usage"))
+}
+
+func (s *slot) memory() int64 {
+	if s.tree.v2 {
+		return readInt(s.tree.at("", s.path), "memory.current")
+	}
+	return readInt(s.tree.at("memory", s.path), "memory.usage_in_bytes")
+}
+
+func (s *slot) peak() int64 {
+	if s.tree.v2 {
+		return readInt(s.tree.at("", s.path), "memory.peak")
+	}
+	return readInt(s.tree.at("memory", s.path), "memory.max_usage_in_bytes")
+}
+
+func (s *slot) ooms() int64 {
+	if s.tree.v2 {
+		return field(s.tree.at("", s.path), "memory.events", "oom_kill")
+	}
+	return field(s.tree.at("memory", s.path), "memory.oom_control", "oom_kill")
+}
+
+// pidsHits counts failed forks: in the call's own cgroup or, as kernels differ, in the
+// one whose limit it was.
+func (s *slot) pidsHits() int64 {
+	dir := s.tree.at("pids", s.path)
+	return max(field(dir, "pids.events", "max"), field(filepath.Dir(dir), "pids.events", "max"))
+}
+
+func (s *slot) procsDir() string { return s.tree.at("pids", s.path) }
+
+// population is the number of processes in the slot.
+func (s *slot) population() int { return len(strings.Fields(read(s.procsDir(), "cgroup.procs"))) }
+
+// kill ends every process of the slot and returns how many it found. Bounded: after the
+// deadline what still lives (a process stuck in the kernel) is left to the sandbox's end.
+func (s *slot) kill() int {
+	dir := s.procsDir()
+	found := s.population()
+	if found == 0 {
+		return 0
+	}
+	if !s.tree.v2 {
+		_ = write(dir, "pids.max", "0") // no new forks while the list is walked
+		defer func() { _ = write(dir, "pids.max", "max") }()
+	}
+	deadline := time.Now().Add(2 * time.Second)
+	for wait := 200 * time.Microsecond; time.Now().Before(deadline); wait = min(2*wait, 20*time.Millisecond) {
+		if !s.tree.v2 || write(dir, "cgroup.kill", "1") != nil {
+			killProcs(dir)
+		}
+		if s.population() == 0 {
+			break
+		}
+		<-time.After(wait)
+	}
+	return found
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// all are the slots that no call holds.
+func (s *slots) all() []*slot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]*slot(nil), s.free...)
+}
