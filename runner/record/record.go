@@ -1,0 +1,287 @@
+// Package record is the durable record: one SQLite database (WAL) for runs, attempts and
+// documents, and one directory per attempt for what is large or grows.
+//
+//	<root>/paddock.db
+//	<root>/episodes/<hash of the key>/<attempt>/{trajectory.jsonl, capture.json, payload, pack}
+//
+// One goroutine writes the database and commits together what waits together. A commit
+// survives the daemon's death. What must survive the host's is followed by a sync of the
+// write-ahead log, which one sync gives to all who wait for it.
+package record
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+
+	_ "modernc.org/sqlite" // the driver
+
+	"github.com/paddock-run/paddock/runner"
+)
+
+const schema = `
+CREATE TABLE IF NOT EXISTS runs (
+	owner TEXT NOT NULL, name TEXT NOT NULL, doc TEXT NOT NULL,
+	PRIMARY KEY (owner, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS attempts (
+	owner TEXT NOT NULL, run TEXT NOT NULL, id TEXT NOT NULL, n INTEGER NOT NULL,
+	done INTEGER NOT NULL, doc TEXT NOT NULL, plan TEXT NOT NULL,
+	PRIMARY KEY (owner, run, id, n));
+CREATE INDEX IF NOT EXISTS attempts_unfinished ON attempts (done) WHERE done = 0;
+CREATE TABLE IF NOT EXISTS payloads (
+	owner TEXT NOT NULL, run TEXT NOT NULL, id TEXT NOT NULL, n INTEGER NOT NULL, bytes BLOB NOT NULL,
+	PRIMARY KEY (owner, run, id, n));
+CREATE TABLE IF NOT EXISTS documents (
+	collection TEXT NOT NULL, key TEXT NOT NULL, doc TEXT NOT NULL,
+	PRIMARY KEY (collection, key)) WITHOUT ROWID;
+`
+
+// Bounds of the writer.
+const (
+	maxBatch = 256
+	// inlinePayload is the size up to which a payload lies in the database, where it is
+	// synced together with the outcome.
+	inlinePayload = 256 << 10
+)
+
+// Record is an open record. Its methods may be called from any goroutine.
+type Record struct {
+	root string
+	db   *sql.DB // reads
+	wal  *os.File
+	lock *os.File
+
+	writes chan *write
+	done   chan struct{}
+	syncs  syncer
+
+	mu     sync.RWMutex
+	closed bool
+}
+
+var _ runner.Record = (*Record)(nil)
+
+// write is one statement for the writer.
+type write struct {
+	query string
+	args  []any
+	done  chan error // nil when nobody waits
+	// must says that no changed row is an error: the row is not there.
+	must bool
+}
+
+var errClosed = errors.New("record is closed")
+
+// Open opens or makes the record below root. A root that another process has open is an
+// error.
+func Open(ctx context.Context, root string) (*Record, error) {
+	if err := os.MkdirAll(filepath.Join(root, episodesDir), 0o700); err != nil {
+		return nil, fmt.Errorf("record: %w", err)
+	}
+	lock, err := lockFile(filepath.Join(root, "paddock.db.lock"))
+	if err != nil {
+		return nil, fmt.Errorf("record: %w", err)
+	}
+	r := &Record{root: root, lock: lock, writes: make(chan *write, maxBatch), done: make(chan struct{})}
+	path := filepath.Join(root, "paddock.db")
+	w, err := openDB(ctx, path, schema)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("record: %w", err), lock.Close())
+	}
+	conn, err := w.Conn(ctx)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("record: %w", err), w.Close(), lock.Close())
+	}
+	// A second handle for reads: a long list must not hold up the writer.
+	if r.db, err = openDB(ctx, path, ""); err == nil {
+		r.wal, err = os.OpenFile(path+"-wal", os.O_RDWR, 0)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("record: %w", err), w.Close(), lock.Close())
+	}
+	r.syncs.file = r.wal
+	go r.writer(context.WithoutCancel(ctx), w, conn)
+	return r, nil
+}
+
+func openDB(ctx context.Context, path, setup string) (*sql.DB, error) {
+	q := url.Values{"_pragma": {"journal_mode(WAL)", "synchronous(NORMAL)", "busy_timeout(10000)", "temp_store(MEMORY)"}}
+	db, err := sql.Open("sqlite", "file:"+path+"?"+q.Encode())
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	if setup != "" {
+		db.SetMaxOpenConns(1)
+		if _, err := db.ExecContext(ctx, setup); err != nil {
+			return nil, errors.Join(fmt.Errorf("set up %s: %w", path, err), db.Close())
+		}
+		return db, nil
+	}
+	db.SetMaxOpenConns(4)
+	db.SetMaxIdleConns(4)
+	if err := db.PingContext(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), db.Close())
+	}
+	return db, nil
+}
+
+// Close waits for what is queued.
+func (r *Record) Close() error {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil
+	}
+	r.closed = true
+	close(r.writes)
+	r.mu.Unlock()
+	<-r.done
+	return errors.Join(r.syncs.sync(), r.wal.Close(), r.db.Close(), r.lock.Close())
+}
+
+// do hands a write to the writer and waits as d says.
+func (r *Record) do(ctx context.Context, d runner.Durability, w write) error {
+	if d != runner.Lazy {
+		w.done = make(chan error, 1)
+	}
+	r.mu.RLock()
+	if r.closed {
+		r.mu.RUnlock()
+		return errClosed
+	}
+	select {
+	case r.writes <- &w:
+		r.mu.RUnlock()
+	case <-ctx.Done():
+		r.mu.RUnlock()
+		return context.Cause(ctx)
+	}
+	if d == runner.Lazy {
+		return nil
+	}
+	// It is on its way: to say that it was not done would be a lie, so ctx counts no more.
+	if err := <-w.done; err != nil {
+		return err
+	}
+	if d == runner.Synced {
+		return r.syncs.sync()
+	}
+	return nil
+}
+
+// writer is the one goroutine that changes the database.
+func (r *Record) writer(ctx context.Context, db *sql.DB, conn *sql.Conn) {
+	defer close(r.done)
+	defer db.Close()   //nolint:errcheck // everything is committed
+	defer conn.Close() //nolint:errcheck // as above
+	prepared := map[string]*sql.Stmt{}
+	for first := range r.writes {
+		batch := append(make([]*write, 0, 16), first)
+	more:
+		for len(batch) < maxBatch {
+			select {
+			case w, ok := <-r.writes:
+				if !ok {
+					break more
+				}
+				batch = append(batch, w)
+			default:
+				break more
+			}
+		}
+		commit(ctx, conn, prepared, batch)
+	}
+}
+
+// commit does a batch in one transaction. A statement that fails takes only itself out:
+// SQLite undoes it alone.
+func commit(ctx context.Context, conn *sql.Conn, prepared map[string]*sql.Stmt, batch []*write) {
+	errs := make([]error, len(batch))
+	_, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE")
+	if err == nil {
+		for i, w := range batch {
+			errs[i] = execute(ctx, conn, prepared, w)
+		}
+		if _, err = conn.ExecContext(ctx, "COMMIT"); err != nil {
+			_, rerr := conn.ExecContext(ctx, "ROLLBACK")
+			err = errors.Join(err, rerr)
+		}
+	}
+	for i, w := range batch {
+		if w.done != nil {
+			w.done <- errors.Join(err, errs[i])
+		}
+	}
+}
+
+func execute(ctx context.Context, conn *sql.Conn, prepared map[string]*sql.Stmt, w *write) error {
+	st, ok := prepared[w.query]
+	if !ok {
+		var err error
+		if st, err = conn.PrepareContext(ctx, w.query); err != nil {
+			return err
+		}
+		prepared[w.query] = st
+	}
+	res, err := st.ExecContext(ctx, w.args...)
+	if err != nil || !w.must {
+		return err
+	}
+	if n, err := res.RowsAffected(); err != nil || n == 0 {
+		return errors.Join(err, &runner.Error{Kind: runner.KindNotFound, Detail: "not on record"})
+	}
+	return nil
+}
+
+// syncer makes one sync of a file serve everybody who asked before it began.
+type syncer struct {
+	file *os.File
+
+	mu      sync.Mutex
+	running bool
+	next    *round
+}
+
+type round struct {
+	done chan struct{}
+	err  error
+}
+
+func (s *syncer) sync() error {
+	s.mu.Lock()
+	if s.next == nil {
+		s.next = &round{done: make(chan struct{})}
+	}
+	mine := s.next
+	if s.running {
+		s.mu.Unlock()
+		<-mine.done
+		return mine.err
+	}
+	s.running = true
+	for s.next != nil { // the first to come serves those who come meanwhile
+		serving := s.next
+		s.next = nil
+		s.mu.Unlock()
+		serving.err = dataSync(s.file)
+		close(serving.done)
+		s.mu.Lock()
+	}
+	s.running = false
+	s.mu.Unlock()
+	return mine.err
+}
+
+func encode(v any) (string, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return "", fmt.Errorf("encode: %w", err)
+	}
+	return string(b), nil
+}
