@@ -25,6 +25,7 @@ const (
 	KindUnknownTool       = "unknown_tool"
 	KindUnknownWorld      = "unknown_world"
 	KindUnknownGrader     = "unknown_grader"
+	KindNotRescorable     = "not_rescorable"
 	KindTooLarge          = "too_large"
 	KindRecordDamaged     = "record_damaged"
 	KindInUse             = "in_use"

@@ -60,6 +60,7 @@ type Runner struct {
 	cancel    context.CancelCauseFunc
 	admission *admission
 	leases    leases
+	rescoring gate
 	names     string
 	started   atomic.Int64
 	wg        sync.WaitGroup
@@ -80,11 +81,11 @@ func New(ctx context.Context, cfg Config) (*Runner, error) {
 	own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	r := &Runner{
 		cfg: cfg, ctx: own, cancel: cancel, admission: newAdmission(cfg.Host, cfg.MaxQueue),
-		leases: leases{conns: map[string]*connLease{}},
-		names:  strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
-		live:   map[Key]*attempt{}, locked: map[Key]chan struct{}{}, runs: map[Key]Run{},
+		leases: leases{conns: map[string]*connLease{}}, rescoring: newGate(2 * int(cfg.Host.CPUs)),
+		names: strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
+		live:  map[Key]*attempt{}, locked: map[Key]chan struct{}{}, runs: map[Key]Run{},
 	}
-	if err := r.reconcile(ctx); err != nil {
+	if err := errors.Join(r.sweepScratch(), r.reconcile(ctx)); err != nil {
 		cancel(err)
 		return nil, err
 	}

@@ -2,7 +2,15 @@ package runner
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/paddock-run/paddock/overlay"
 	"github.com/paddock-run/paddock/sandbox"
@@ -15,7 +23,8 @@ type EndState struct {
 	Plan    Plan
 	Attempt Attempt // with End, Answer, Digests
 	// Fork pins the world; Upper is the agent's whole upper directory, with owners
-	// shifted by IDs.HostID. No process of the agent is left.
+	// shifted by IDs.HostID. No process of the agent is left. A nil Upper is the untouched
+	// world.
 	Fork    Fork
 	Upper   *os.File
 	IDs     sandbox.IDMap
@@ -24,28 +33,373 @@ type EndState struct {
 	Dir string
 }
 
+// Tries of one scoring.
+const (
+	maxPlatformTries = 3
+	maxVerdictTries  = 2
+)
+
 // scoreAttempt grades an end state with graders, in their order, and returns one result
 // for each. It never changes the record: attachScores does.
 func (r *Runner) scoreAttempt(ctx context.Context, in EndState, graders []WeightedGrader) []ScoreResult {
-	return nil
+	weights := weigh(graders)
+	results := make([]ScoreResult, len(graders))
+	for i, g := range graders {
+		began := time.Now()
+		results[i] = r.scoreOne(ctx, &in, g.Grader)
+		results[i].Grader, results[i].Weight = g.Grader, weights[i]
+		results[i].Seconds = time.Since(began).Seconds()
+	}
+	return results
 }
 
-// PutGrader keeps a grader and returns its digest.
-func (r *Runner) PutGrader(ctx context.Context, spec GraderSpec) (digest string, err error) {
-	return "", errStub
+// scoreOne settles one grader's score: a verdict, or who kept it from one.
+func (r *Runner) scoreOne(ctx context.Context, in *EndState, digest string) ScoreResult {
+	spec, err := r.Grader(ctx, digest)
+	if err != nil {
+		return platformScore("grader", err)
+	}
+	key, err := r.scoreKey(in, digest, &spec)
+	if err != nil {
+		return platformScore("key", err)
+	}
+	if s, ok := r.cachedScore(ctx, key); ok {
+		return s
+	}
+	g := grading{r: r, in: in, digest: digest, spec: &spec}
+	s := g.settle(ctx)
+	g.tamper(&s)
+	if s.Cause == Agent && s.Reward != nil && !slices.Contains(s.Flags, "no_verdict") {
+		r.cacheScore(ctx, key, s)
+	}
+	return s
 }
 
-// Grader returns a grader by digest.
-func (r *Runner) Grader(ctx context.Context, digest string) (GraderSpec, error) {
-	return GraderSpec{}, errStub
+func platformScore(step string, err error) ScoreResult {
+	return ScoreResult{Status: Errored, Cause: Platform, Step: step, Evidence: []string{err.Error()}}
 }
 
-// Score grades an ended attempt's kept end state; attempt 0 is the last.
+// grading is one grader on one end state.
+type grading struct {
+	r      *Runner
+	in     *EndState
+	digest string
+	spec   *GraderSpec
+}
+
+// settle runs the grader until there is a verdict or it is known who is to blame: a
+// second run in a new fork, then the same grader on the untouched world.
+func (g *grading) settle(ctx context.Context) ScoreResult {
+	var s ScoreResult
+	platform, empty := 0, 0
+	for tries := 1; ; tries++ {
+		run, err := g.run(ctx)
+		if err != nil {
+			platform++
+			s = platformScore("start", err)
+			s.Tries = tries
+			if platform >= maxPlatformTries || ctx.Err() != nil {
+				return s
+			}
+			continue
+		}
+		v, err := readVerdict(g.spec, run.verdict, run.exit)
+		s = ScoreResult{Status: run.status(), Cause: Agent, Tries: tries, Stdout: run.stdout, Stderr: run.stderr}
+		if err == nil {
+			return g.spoken(s, v)
+		}
+		s.Evidence = append(s.Evidence, err.Error())
+		if empty++; empty >= maxVerdictTries {
+			return g.blame(ctx, s)
+		}
+	}
+}
+
+// spoken is the score of a verdict.
+func (g *grading) spoken(s ScoreResult, v verdict) ScoreResult {
+	s.Status, s.Reward, s.Metrics, s.Reason = OK, v.Reward, v.Metrics, v.Reason
+	if v.Reward == nil {
+		s.Status, s.Cause = Errored, GraderBy
+	}
+	return s
+}
+
+// blame decides who broke a scoring by the control: the same grader on the untouched
+// world. Only a grader that cannot even judge that makes a null.
+func (g *grading) blame(ctx context.Context, s ScoreResult) ScoreResult {
+	passes, evidence, err := g.r.control(ctx, g.in, g.digest, g.spec)
+	if err != nil {
+		p := platformScore("control", err)
+		p.Tries = s.Tries
+		return p
+	}
+	s.Flags = append(s.Flags, "no_verdict")
+	s.Evidence = append(s.Evidence, evidence)
+	if passes {
+		reward := *g.spec.OnNoVerdict
+		s.Cause, s.Reward = Agent, &reward
+		return s
+	}
+	s.Cause, s.Reward = GraderBy, nil
+	return s
+}
+
+// maxTampered bounds the paths that a tamper report names.
+const maxTampered = 20
+
+// tamper reports what the agent wrote below paths that the grader protects.
+func (g *grading) tamper(s *ScoreResult) {
+	var found []string
+	for _, ch := range g.in.Capture.Changes {
+		if slices.ContainsFunc(g.spec.Protected, func(p string) bool {
+			return ch.Path == p || strings.HasPrefix(ch.Path, strings.TrimSuffix(p, "/")+"/")
+		}) {
+			if len(found) < maxTampered {
+				found = append(found, fmt.Sprintf("tampered: %s %q", ch.Kind, ch.Path))
+			}
+		}
+	}
+	if len(found) == 0 {
+		return
+	}
+	s.Flags = append(s.Flags, "tampered")
+	s.Evidence = append(s.Evidence, found...)
+	if g.spec.OnTamper == "zero" && s.Cause == Agent && s.Reward != nil {
+		zero := 0.0
+		s.Reward = &zero
+	}
+}
+
+// scoreKey names a score in the cache. Beside what semantics section 3 lists, a grader
+// may read the answer and the calls, so they are in it.
+func (r *Runner) scoreKey(in *EndState, digest string, spec *GraderSpec) (string, error) {
+	pol, err := r.graderPolicy(spec)
+	if err != nil {
+		return "", err
+	}
+	return digestOf(map[string]any{
+		"world": in.Plan.World, "state": in.Attempt.Digests.StateFull, "grader": digest, "policy": pol.Hash(),
+		"host": r.cfg.Host, "env_seed": in.Plan.EnvSeed, "answer": sha256Of(in.Attempt.Answer),
+		"actions": in.Attempt.Digests.Actions, "observations": in.Attempt.Digests.Observations,
+	})
+}
+
+const scoresDocuments = "score_cache"
+
+func (r *Runner) cachedScore(ctx context.Context, key string) (ScoreResult, bool) {
+	doc, err := r.cfg.Record.Document(ctx, scoresDocuments, key)
+	if err != nil {
+		return ScoreResult{}, false
+	}
+	var s ScoreResult
+	if err := json.Unmarshal(doc, &s); err != nil || s.Reward == nil {
+		return ScoreResult{}, false
+	}
+	s.Flags = append(s.Flags, "cached")
+	return s, true
+}
+
+func (r *Runner) cacheScore(ctx context.Context, key string, s ScoreResult) {
+	doc, err := json.Marshal(s)
+	if err == nil {
+		err = r.cfg.Record.PutDocument(ctx, scoresDocuments, key, doc, Lazy)
+	}
+	if err != nil {
+		r.cfg.Log.Warn("score cache", slog.Any("error", err))
+	}
+}
+
+// controlResult is what a control run said, kept per world and grader.
+type controlResult struct {
+	Passes   bool   `json:"passes"`
+	Evidence string `json:"evidence"`
+}
+
+const controlsDocuments = "controls"
+
+// control says whether the grader gives a verdict on the untouched world within half of
+// its limits.
+func (r *Runner) control(ctx context.Context, in *EndState, digest string, spec *GraderSpec) (passes bool, evidence string, err error) {
+	key := in.Plan.World + " " + digest
+	if doc, err := r.cfg.Record.Document(ctx, controlsDocuments, key); err == nil {
+		var c controlResult
+		if json.Unmarshal(doc, &c) == nil {
+			return c.Passes, c.Evidence, nil
+		}
+	}
+	ids, err := r.cfg.IDs.Acquire()
+	if err != nil {
+		return false, "", fmt.Errorf("user ids: %w", err)
+	}
+	defer r.cfg.IDs.Release(ids)
+	untouched := EndState{Key: in.Key, Plan: in.Plan, Fork: in.Fork, IDs: ids}
+	untouched.Attempt.Answer = json.RawMessage("null")
+	g := grading{r: r, in: &untouched, digest: digest, spec: spec}
+	run, err := g.run(ctx)
+	if err != nil {
+		return false, "", fmt.Errorf("control run: %w", err)
+	}
+	c := g.judgeControl(run)
+	doc, err := json.Marshal(c)
+	if err == nil {
+		err = r.cfg.Record.PutDocument(ctx, controlsDocuments, key, doc, Written)
+	}
+	return c.Passes, c.Evidence, err
+}
+
+func (g *grading) judgeControl(run graderRun) controlResult {
+	v, err := readVerdict(g.spec, run.verdict, run.exit)
+	used, budget := run.exit.Usage, g.budget()
+	switch {
+	case err != nil:
+		return controlResult{Evidence: "control on the untouched world: " + err.Error()}
+	case v.Reward == nil:
+		return controlResult{Evidence: "control on the untouched world: the grader said null: " + v.Reason}
+	case used.Wall > budget/2:
+		return controlResult{Evidence: fmt.Sprintf("control on the untouched world: took %s of %s", used.Wall, budget)}
+	case used.MemoryPeakBytes > run.memory/2:
+		return controlResult{Evidence: fmt.Sprintf("control on the untouched world: used %d of %d bytes", used.MemoryPeakBytes, run.memory)}
+	}
+	return controlResult{Passes: true, Evidence: "control on the untouched world: gave a verdict"}
+}
+
+func (g *grading) budget() time.Duration { return seconds(g.in.Plan.Budgets.ScoreS) }
+
+// Score grades an ended attempt's kept end state; attempt 0 is the last. An attempt whose
+// agent's phase ended with no reward is not scored: it comes back as it is.
 func (r *Runner) Score(ctx context.Context, key Key, attempt int, graders []WeightedGrader) (Episode, error) {
-	return Episode{}, errStub
+	if len(graders) == 0 {
+		return Episode{}, badField("graders", "is missing")
+	}
+	if len(graders) > maxGraders {
+		return Episode{}, badField("graders", "has %d, at most %d are allowed", len(graders), maxGraders)
+	}
+	for i, g := range graders {
+		if _, err := r.Grader(ctx, g.Grader); err != nil {
+			if KindOf(err) == KindUnknownGrader {
+				return Episode{}, &Error{Kind: KindUnknownGrader, Field: fmt.Sprintf("graders/%d", i), Detail: err.Error()}
+			}
+			return Episode{}, err
+		}
+	}
+	at, err := r.attemptOf(ctx, key, attempt)
+	if err != nil {
+		return Episode{}, err
+	}
+	if at.End == nil {
+		return Episode{}, &Error{Kind: KindNotLive, Detail: "the attempt has not ended"}
+	}
+	if at.End.Cause != Agent {
+		return r.Get(ctx, key)
+	}
+	scores, err := r.rescore(ctx, key, at, graders)
+	if err != nil {
+		return Episode{}, err
+	}
+	return r.attachScores(ctx, key, at.N, scores)
 }
 
-// WriteReward keeps a reward that the client itself computed.
+// rescore makes the kept end state again and grades it.
+func (r *Runner) rescore(ctx context.Context, key Key, at Attempt, graders []WeightedGrader) ([]ScoreResult, error) {
+	release, err := r.rescoring.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	plan, err := r.cfg.Record.Plan(ctx, key, at.N)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := r.cfg.Record.Dir(key, at.N)
+	if err != nil {
+		return nil, fmt.Errorf("attempt's directory: %w", err)
+	}
+	capture, err := loadCapture(dir)
+	if err != nil {
+		return nil, err
+	}
+	if !capture.Rescorable {
+		return nil, &Error{Kind: KindNotRescorable, Detail: "the capture does not hold the whole end state"}
+	}
+	fork, err := r.cfg.Worlds.Fork(ctx, plan.World)
+	if err != nil {
+		return nil, worldErr(err)
+	}
+	defer fork.Release()
+	ids, err := r.cfg.IDs.Acquire()
+	if err != nil {
+		return nil, fmt.Errorf("user ids: %w", err)
+	}
+	defer r.cfg.IDs.Release(ids)
+	upper, err := r.scratch("restore")
+	if err != nil {
+		return nil, err
+	}
+	defer upper.remove()
+	if err := fork.Restore(ctx, capture, filepath.Join(dir, packFile), upper.dir, ids.HostID); err != nil {
+		return nil, fmt.Errorf("restore end state: %w", err)
+	}
+	in := EndState{Key: key, Plan: plan, Attempt: at, Fork: fork, Upper: upper.dir, IDs: ids, Capture: capture, Dir: dir}
+	return r.scoreAttempt(ctx, in, graders), nil
+}
+
+// WriteReward keeps a reward that the client itself computed. It counts with weight 1
+// where the spec has no graders, else with 0 unless it is the only score.
 func (r *Runner) WriteReward(ctx context.Context, key Key, attempt int, name string, reward *float64, metrics map[string]float64) (Episode, error) {
-	return Episode{}, errStub
+	if !segment.MatchString(name) {
+		return Episode{}, badField("name", "%q is not [A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}", name)
+	}
+	at, err := r.attemptOf(ctx, key, attempt)
+	if err != nil {
+		return Episode{}, err
+	}
+	plan, err := r.cfg.Record.Plan(ctx, key, at.N)
+	if err != nil {
+		return Episode{}, err
+	}
+	s := ScoreResult{Grader: "client:" + name, Source: "client", Status: OK, Cause: Agent, Reward: reward, Metrics: metrics, Tries: 1}
+	if reward == nil {
+		s.Status, s.Cause, s.Step = Errored, Client, "judge"
+	}
+	if len(plan.Spec.Graders) == 0 {
+		s.Weight = 1
+	}
+	return r.attachScores(ctx, key, at.N, []ScoreResult{s})
+}
+
+// scratchDir is a directory under the store's run/, for as long as a scoring takes.
+type scratchDir struct {
+	path string
+	dir  *os.File
+}
+
+func (r *Runner) scratch(what string) (*scratchDir, error) {
+	parent := filepath.Join(r.cfg.Root, "run", "scratch")
+	if err := os.MkdirAll(parent, 0o711); err != nil {
+		return nil, fmt.Errorf("scratch directory: %w", err)
+	}
+	path, err := os.MkdirTemp(parent, what+"-")
+	if err != nil {
+		return nil, fmt.Errorf("scratch directory: %w", err)
+	}
+	// It becomes the root directory of a layer, so its mode is what / has.
+	err = os.Chmod(path, 0o755)
+	dir, oerr := os.Open(path)
+	if err = errors.Join(err, oerr); err != nil {
+		return nil, errors.Join(fmt.Errorf("scratch directory: %w", err), os.RemoveAll(path))
+	}
+	return &scratchDir{path: path, dir: dir}, nil
+}
+
+func (s *scratchDir) remove() {
+	_ = s.dir.Close()
+	_ = os.RemoveAll(s.path)
+}
+
+// sweepScratch removes what scorings of a dead daemon left.
+func (r *Runner) sweepScratch() error {
+	if r.cfg.Root == "" {
+		return nil
+	}
+	return os.RemoveAll(filepath.Join(r.cfg.Root, "run", "scratch"))
 }

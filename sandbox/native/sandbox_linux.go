@@ -147,9 +147,12 @@ func (s *Sandbox) ended(f sandbox.Fate) {
 
 func (s *Sandbox) killGuest() { _ = unix.PidfdSendSignal(int(s.pidfd.Fd()), unix.SIGKILL, nil, 0) }
 
-// KillFromOutside kills the sandbox as a stranger on the host would: the fault switch of
+// Break kills the sandbox as a stranger on the host would: the fault switch of
 // tests and demos.
-func (s *Sandbox) KillFromOutside() { s.killGuest() }
+func (s *Sandbox) Break() error {
+	s.killGuest()
+	return nil
+}
 
 // Freeze stops or lets go every process of the sandbox.
 func (s *Sandbox) Freeze(_ context.Context, frozen bool) error {
