@@ -211,6 +211,14 @@ func wireGrader(in runner.GraderSpec) api.GraderSpec {
 	return out
 }
 
+// pointer makes the name of a field a JSON pointer.
+func pointer(field string) string {
+	if field == "" || field[0] == '/' {
+		return field
+	}
+	return "/" + field
+}
+
 // runnerKinds are the runner's kinds whose wire name is another.
 var runnerKinds = map[string]api.Kind{
 	runner.KindNotLive:       api.WrongState,
@@ -221,7 +229,7 @@ var runnerKinds = map[string]api.Kind{
 // it does not know.
 func translateRunner(err error) *api.Error {
 	if e, ok := errors.AsType[*runner.Error](err); ok {
-		p := &api.Error{Kind: api.Kind(e.Kind), Detail: e.Detail, Field: e.Field, Outcome: wireEnd(e.End), RetryAfter: e.RetryAfter.Seconds()}
+		p := &api.Error{Kind: api.Kind(e.Kind), Detail: e.Detail, Field: pointer(e.Field), Outcome: wireEnd(e.End), RetryAfter: e.RetryAfter.Seconds()}
 		if other, renamed := runnerKinds[e.Kind]; renamed {
 			p.Kind = other
 		}

@@ -29,16 +29,21 @@ const (
 func defaultSocket() string { return api.SocketPath("") }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signalContext(context.Background())
 	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }
 
+// signalContext ends with the first signal that asks to stop.
+func signalContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+}
+
 // commands are the groups of commands, one file each. A new group is one more line here.
 func commands(c *cli) []*cobra.Command {
 	return []*cobra.Command{
-		worldCommand(c), runWorldCommand(c), episodeCommand(c), scoreCommand(c), graderCommand(c), policyCommand(c), versionCommand(c),
+		serveCommand(c), worldCommand(c), runWorldCommand(c), episodeCommand(c), scoreCommand(c), graderCommand(c), policyCommand(c), versionCommand(c),
 		newAuditCmd(), newDoctorCmd(), benchCommand(c),
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"archive/tar"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -104,7 +105,14 @@ func readTools(path string, r *api.Recipe) error {
 func (c *cli) build(cmd *cobra.Command, r api.Recipe) error {
 	m := c.meter()
 	defer m.finish()
-	built, err := c.client().BuildWorld(cmd.Context(), r, func(p api.Progress) { m.at(p.Step, p.Done, p.Total) })
+	progress := func(p api.Progress) { m.at(p.Step, p.Done, p.Total) }
+	var built api.Built
+	var err error
+	if (r.Dir != "" || r.Tar != "") && os.Geteuid() != 0 {
+		built, err = c.buildFrom(cmd, r, progress)
+	} else {
+		built, err = c.client().BuildWorld(cmd.Context(), r, progress)
+	}
 	m.finish()
 	if err != nil {
 		return err
@@ -116,6 +124,31 @@ func (c *cli) build(cmd *cobra.Command, r api.Recipe) error {
 		}
 		fmt.Fprintf(w, "%s  %s, %d entries, %s\n", built.World.ID, strings.Join(built.World.Names, ","), built.World.Entries, how)
 	})
+}
+
+// buildFrom sends the contents along, since the daemon opens files of the host for root
+// alone.
+func (c *cli) buildFrom(cmd *cobra.Command, r api.Recipe, progress func(api.Progress)) (api.Built, error) {
+	dir, path := r.Dir, r.Tar
+	r.Dir, r.Tar = "", ""
+	if path != "" {
+		f, err := os.Open(path)
+		if err != nil {
+			return api.Built{}, err
+		}
+		defer func() { _ = f.Close() }()
+		return c.client().BuildWorldFrom(cmd.Context(), r, f, progress)
+	}
+	if len(r.Ignore) > 0 {
+		return api.Built{}, usageError{errors.New("--ignore works for root alone; leave the entries out of the directory")}
+	}
+	pr, pw := io.Pipe()
+	go func() {
+		w := tar.NewWriter(pw)
+		pw.CloseWithError(errors.Join(w.AddFS(os.DirFS(dir)), w.Close()))
+	}()
+	defer func() { _ = pr.Close() }() // ends the goroutine when the daemon stops reading
+	return c.client().BuildWorldFrom(cmd.Context(), r, pr, progress)
 }
 
 func worldList(c *cli) *cobra.Command {

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/paddock-run/paddock/api"
+	"github.com/paddock-run/paddock/daemon"
+	"github.com/paddock-run/paddock/internal/mount"
+	"github.com/paddock-run/paddock/runner"
+)
+
+// privateEnv says to a daemon that it is in a mount namespace of its own already.
+const privateEnv = "PADDOCK_PRIVATE_MOUNTS"
+
+// serveOptions are the flags of `paddock serve`.
+type serveOptions struct {
+	root, socket, socketGroup string
+	cgroupParent              string
+	faults                    string
+	logLevel, logFormat       string
+	maxConns                  int
+	drain                     time.Duration
+}
+
+func serveCommand(c *cli) *cobra.Command {
+	var o serveOptions
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the daemon",
+		Long: "Run the daemon in the foreground, in a mount namespace of its own, so that its death unmounts what it mounted.\n" +
+			"SIGTERM or SIGINT drains: new episodes are refused, and live ones may end until --drain-timeout, then they are\n" +
+			"cancelled (by the operator, so they may be retried). A second signal ends the draining at once.",
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.socket = api.SocketPath(c.socket)
+			return o.serve(cmd.Context(), c.errs)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.root, "root", defaultRoot, "the store's directory")
+	f.StringVar(&o.socketGroup, "socket-group", "", "group whose members may connect; root alone by default")
+	f.StringVar(&o.cgroupParent, "cgroup-parent", defaultCgroupParent, "cgroup below which the daemon makes its own")
+	f.StringVar(&o.faults, "inject-faults", "", "SHARE[:SEED]: kill the sandboxes of a share (0 to 1) of first attempts from outside, to prove retries")
+	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
+	f.IntVar(&o.maxConns, "max-connections", daemon.DefaultMaxConns, "cap of open connections")
+	f.DurationVar(&o.drain, "drain-timeout", 30*time.Second, "how long live episodes may take to end after a signal")
+	return cmd
+}
+
+func (o serveOptions) serve(ctx context.Context, errs io.Writer) error {
+	log, err := o.logger(errs)
+	if err != nil {
+		return err
+	}
+	faults, err := parseFaults(o.faults)
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("serve: want root; the daemon makes sandboxes. `paddock doctor` says what this host lacks")
+	}
+	if os.Getenv(privateEnv) != strconv.Itoa(os.Getpid()) {
+		return enterPrivate()
+	}
+	if o.root, err = filepath.Abs(o.root); err != nil {
+		return err
+	}
+	s, err := wire(ctx, o, faults, log)
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.run(ctx, o, log), s.close())
+}
+
+// enterPrivate starts this program again, as the same process, in a mount namespace of its
+// own. Only a fresh program image has all of its threads there.
+func enterPrivate() error {
+	runtime.LockOSThread()
+	if err := mount.PrivateNamespace(); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	env := append(os.Environ(), privateEnv+"="+strconv.Itoa(os.Getpid()))
+	return fmt.Errorf("start again in a mount namespace of its own: %w", syscall.Exec(self, os.Args, env))
+}
+
+func (o serveOptions) logger(w io.Writer) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
+		return nil, usageError{fmt.Errorf("--log-level %q: want debug, info, warn or error", o.logLevel)}
+	}
+	options := &slog.HandlerOptions{Level: level}
+	switch o.logFormat {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, options)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, options)), nil
+	}
+	return nil, usageError{fmt.Errorf("--log-format %q: want text or json", o.logFormat)}
+}
+
+// parseFaults reads SHARE[:SEED].
+func parseFaults(text string) (*runner.Faults, error) {
+	if text == "" {
+		return nil, nil
+	}
+	share, seed, seeded := strings.Cut(text, ":")
+	f := &runner.Faults{}
+	var err error
+	if f.Share, err = strconv.ParseFloat(share, 64); err != nil || !(f.Share >= 0 && f.Share <= 1) {
+		return nil, usageError{fmt.Errorf("--inject-faults %q: want a share from 0 to 1, then :SEED if any", text)}
+	}
+	if seeded {
+		n, err := strconv.ParseUint(seed, 10, 32)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--inject-faults %q: seed %q is no number from 0 to 4294967295", text, seed)}
+		}
+		f.Seed = uint32(n)
+	}
+	return f, nil
+}
+
+// stack is the daemon's parts, joined.
+type stack struct {
+	runner *runner.Runner
+	server *daemon.Server
+	// close takes the rest down; the runner is closed by run.
+	close func() error
+}
+
+// run serves until a signal comes or the server breaks, then drains.
+func (s *stack) run(ctx context.Context, o serveOptions, log *slog.Logger) error {
+	broken := make(chan error, 1)
+	go func() { broken <- s.server.Serve() }()
+	log.Info("ready", slog.String("socket", o.socket), slog.String("root", o.root), slog.String("version", version))
+	var failed error
+	select {
+	case failed = <-broken:
+	case <-ctx.Done():
+		log.Info("draining", slog.Duration("timeout", o.drain))
+		s.drain(ctx, o.drain, log)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	// The runner first: it ends the calls in flight, whose answers the server then sends.
+	failed = errors.Join(failed, s.runner.Close(ctx), s.server.Shutdown(ctx))
+	log.Info("stopped")
+	return failed
+}
+
+// drain waits until live episodes have ended, the time is over, or another signal comes.
+func (s *stack) drain(ctx context.Context, timeout time.Duration, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	defer cancel()
+	ctx, stop := signalContext(ctx)
+	defer stop()
+	s.server.Drain()
+	if err := s.runner.Drain(ctx); err != nil {
+		log.Warn("drain", slog.Any("error", err))
+	}
+}
