@@ -57,7 +57,9 @@ func rootCommand(c *cli) *cobra.Command {
 		Use:   "paddock",
 		Short: "Sealed worlds and locked-down sandboxes for training agents",
 		Long: "paddock turns worlds into sealed layers, runs one locked-down sandbox per episode on a\n" +
-			"copy-on-write fork, records what the agent does and scores the end state.",
+			"copy-on-write fork, records what the agent does and scores the end state.\n\n" +
+			"Exit codes: 0 done; 1 refused or failed; 2 wrong usage; 3 no daemon answers. `run` and `episode call` pass on\n" +
+			"the exit code of the command (128 + number for a signal, 124 timeout, 126 and 127 not startable, 125 paddock failed).",
 		SilenceUsage: true, SilenceErrors: true,
 		// A name that is no command is an error, not the help with exit code 0.
 		Args: cobra.NoArgs,
