@@ -91,9 +91,9 @@ func TestMissingDaemonIsUnavailableAndSaysWhatToDo(t *testing.T) {
 
 func TestAnswersThatAreNoProblemAreTypedToo(t *testing.T) {
 	t.Parallel()
-	resp := &http.Response{StatusCode: 502, Status: "502 Bad Gateway", Body: readCloser{bytes.NewReader([]byte("<html>"))}}
+	resp := &http.Response{StatusCode: http.StatusBadGateway, Status: "502 Bad Gateway", Body: readCloser{bytes.NewReader([]byte("<html>"))}}
 	p, ok := errors.AsType[*Error](readProblem(resp))
-	if !ok || p.Kind != Internal || p.Status != 502 {
+	if !ok || p.Kind != Internal || p.Status != http.StatusBadGateway {
 		t.Errorf("readProblem() = %+v", p)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -90,9 +91,7 @@ func (c *Client) send(ctx context.Context, r call) (*http.Response, error) {
 	if err != nil {
 		return nil, &Error{Kind: BadRequest, Detail: err.Error()}
 	}
-	for k, v := range r.header {
-		req.Header[k] = v
-	}
+	maps.Copy(req.Header, r.header)
 	if r.media != "" {
 		req.Header.Set("Content-Type", r.media)
 	}
@@ -135,8 +134,10 @@ func (c *Client) explain(ctx context.Context, err error) error {
 	if errors.As(err, &dial) && dial.Op == "dial" {
 		return c.explainDial(err)
 	}
-	return &Error{Kind: ConnectionLost, Detail: "the connection to the daemon broke off: " + err.Error(),
-		Hint: "ask again under the same id or sequence number: what was done is not done twice"}
+	return &Error{
+		Kind: ConnectionLost, Detail: "the connection to the daemon broke off: " + err.Error(),
+		Hint: "ask again under the same id or sequence number: what was done is not done twice",
+	}
 }
 
 func (c *Client) explainDial(err error) error {

@@ -27,7 +27,6 @@ const (
 	BadArchive       Kind = "bad_archive"
 	ForeignOrigin    Kind = "foreign_origin" // a browser's request, or one for another host
 	PermissionDenied Kind = "permission_denied"
-	HeadersTooSlow   Kind = "headers_too_slow"
 )
 
 // Kinds that say what stands already: look at it, then go on from there.

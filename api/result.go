@@ -144,7 +144,8 @@ type Episodes struct {
 }
 
 // CallResult is the answer to one call: how the program ended is a value, never an HTTP
-// error. Output that is longer than its bound is kept as head and tail.
+// error. Output that is longer than its bound is kept as head and tail. What read_file
+// reads is its stdout.
 type CallResult struct {
 	Seq     int64  `json:"seq"`
 	Attempt int    `json:"attempt"`
@@ -178,13 +179,11 @@ type CallResult struct {
 	StderrDropped int64  `json:"stderr_dropped,omitempty"`
 	StderrSHA256  string `json:"stderr_sha256,omitempty"`
 
-	Info       *FileInfo  `json:"info,omitempty"`
-	Entries    []FileInfo `json:"entries,omitempty"`
-	More       bool       `json:"more,omitempty"`
-	Content    string     `json:"content,omitempty" doc:"of a file that was read"`
-	ContentB64 []byte     `json:"content_b64,omitempty"`
-	Count      int64      `json:"count,omitempty" doc:"entries that upload unpacked"`
-	Session    string     `json:"session,omitempty"`
+	Info    *FileInfo  `json:"info,omitempty"`
+	Entries []FileInfo `json:"entries,omitempty"`
+	More    bool       `json:"more,omitempty"`
+	Count   int64      `json:"count,omitempty" doc:"entries that upload unpacked"`
+	Session string     `json:"session,omitempty"`
 
 	Usage       Usage     `json:"usage"`
 	Changes     []Changed `json:"changes,omitempty" doc:"paths that changed since the call before"`
@@ -202,9 +201,6 @@ func (r *CallResult) StdoutRaw() []byte { return Bytes(r.Stdout, r.StdoutB64) }
 
 // StderrRaw is the same of stderr.
 func (r *CallResult) StderrRaw() []byte { return Bytes(r.Stderr, r.StderrB64) }
-
-// ContentRaw is what was read of a file.
-func (r *CallResult) ContentRaw() []byte { return Bytes(r.Content, r.ContentB64) }
 
 // CallFault says why a call did nothing, or ended without an exit.
 type CallFault struct {

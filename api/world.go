@@ -142,9 +142,14 @@ type Health struct {
 	Status string `json:"status" doc:"ok or draining"`
 }
 
-// Capacity is what there is.
+// Capacity is what episodes may reserve of the host, and what they have.
 type Capacity struct {
-	CPUs        float64 `json:"cpus"`
-	MemoryBytes int64   `json:"memory_bytes"`
-	Draining    bool    `json:"draining"`
+	CPUs            float64 `json:"cpus"`
+	MemoryBytes     int64   `json:"memory_bytes"`
+	UsedCPUs        float64 `json:"used_cpus"`
+	UsedMemoryBytes int64   `json:"used_memory_bytes"`
+	Queued          int     `json:"queued"`
+	MaxQueue        int     `json:"max_queue"`
+	Live            int     `json:"live"`
+	Draining        bool    `json:"draining"`
 }

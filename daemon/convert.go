@@ -113,9 +113,9 @@ func wireUsage(u sandbox.Usage) api.Usage {
 	return api.Usage{CPUS: u.CPU.Seconds(), WallS: u.Wall.Seconds(), MemoryPeakBytes: u.MemoryPeakBytes, RunDelayS: u.RunDelay.Seconds()}
 }
 
-func callSpec(in api.CallSpec) runner.CallSpec {
+func callSpec(in api.CallSpec, generation int64) runner.CallSpec {
 	out := runner.CallSpec{
-		Tool: in.Tool, Seq: in.Seq, Attempt: in.Attempt, Weights: in.Weights, Parallel: in.Parallel, Argv: in.Argv,
+		Tool: in.Tool, Seq: in.Seq, Generation: generation, Attempt: in.Attempt, Weights: in.Weights, Parallel: in.Parallel, Argv: in.Argv,
 		Shell: in.Shell, Stdin: in.Stdin, Cwd: in.Cwd, Env: in.Env, User: in.User, TimeoutS: in.TimeoutS, CPUS: in.CPUS,
 		MaxStdout: int64(in.MaxStdout), MaxStderr: int64(in.MaxStderr), Leftovers: in.Leftovers, Session: in.Session,
 		Args: compact(in.Args), Path: in.Path, Content: in.Content, Mode: in.Mode, Offset: in.Offset, Max: int64(in.Max),
@@ -144,7 +144,6 @@ func wireResult(r runner.CallResult) api.CallResult {
 	out.StdoutTail, out.StdoutTailB64 = api.Text(r.Stdout.Tail)
 	out.Stderr, out.StderrB64 = api.Text(r.Stderr.Head)
 	out.StderrTail, out.StderrTailB64 = api.Text(r.Stderr.Tail)
-	out.Content, out.ContentB64 = api.Text(r.Content)
 	if r.Error != nil {
 		out.Fault = &api.CallFault{Kind: r.Error.Kind, Detail: r.Error.Detail}
 		out.Fault.Path, out.Fault.PathB64 = api.Text([]byte(r.Error.Path))

@@ -162,6 +162,5 @@ func (s *Server) unlink() {
 	defer s.mu.Unlock()
 	if s.conns != nil {
 		_ = os.Remove(s.cfg.Socket.Path)
-		s.conns.UnixListener.SetUnlinkOnClose(false)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/paddock-run/paddock/api"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/record"
 )
 
 // front is a server on a real socket.
@@ -32,7 +33,7 @@ type front struct {
 // socketDir is a directory whose name leaves room for a socket's in the kernel's bound.
 func socketDir(tb testing.TB) string {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "pd")
+	dir, err := os.MkdirTemp("", "pd") //nolint:usetesting // TempDir's names are too long for a socket
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -54,7 +55,16 @@ func serve(tb testing.TB, change func(*Config)) *front {
 		change(&cfg)
 	}
 	if cfg.Runner == nil {
-		cfg.Runner, err = runner.New(tb.Context(), runner.Config{Policies: set})
+		rec, err := record.Open(tb.Context(), tb.TempDir())
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() {
+			if err := rec.Close(); err != nil {
+				tb.Error(err)
+			}
+		})
+		cfg.Runner, err = runner.New(tb.Context(), runner.Config{Policies: set, Record: rec, Worlds: &oneWorld{}})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -85,8 +95,8 @@ func serve(tb testing.TB, change func(*Config)) *front {
 	return f
 }
 
-// raw sends a request as it is written and reads the answer.
-func (f *front) raw(tb testing.TB, method, path, media, body string, headers ...string) (*http.Response, []byte) {
+// raw sends a request as it is written and reads the answer, whose body it closes.
+func (f *front) raw(tb testing.TB, method, path, media, body string, headers ...string) (answer, []byte) {
 	tb.Helper()
 	var d net.Dialer
 	conn, err := d.DialContext(tb.Context(), "unix", f.socket)
@@ -107,6 +117,17 @@ func (f *front) raw(tb testing.TB, method, path, media, body string, headers ...
 		extra.WriteString("Content-Type: " + media + "\r\n")
 	}
 	fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: %s\r\n%sContent-Length: %d\r\nConnection: close\r\n\r\n%s", method, path, host, extra.String(), len(body), body)
+	return readAnswer(tb, conn)
+}
+
+// answer is the head of an answer that was read whole.
+type answer struct {
+	StatusCode int
+	Header     http.Header
+}
+
+func readAnswer(tb testing.TB, conn net.Conn) (answer, []byte) {
+	tb.Helper()
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		tb.Fatal(err)
@@ -116,11 +137,11 @@ func (f *front) raw(tb testing.TB, method, path, media, body string, headers ...
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return resp, text
+	return answer{resp.StatusCode, resp.Header}, text
 }
 
 // problemOf reads a problem document and checks its form.
-func problemOf(tb testing.TB, resp *http.Response, body []byte) api.Error {
+func problemOf(tb testing.TB, resp answer, body []byte) api.Error {
 	tb.Helper()
 	var p api.Error
 	if err := json.Unmarshal(body, &p); err != nil {
@@ -387,20 +408,14 @@ func TestConnectionsOverTheCapAreToldWhy(t *testing.T) {
 		t.Cleanup(func() { _ = conn.Close() })
 		// The connection counts once it was accepted, which an answer proves.
 		fmt.Fprint(conn, "GET /healthz HTTP/1.1\r\nHost: paddock\r\n\r\n")
-		if _, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil {
-			t.Fatal(err)
-		}
+		readAnswer(t, conn)
 	}
 	conn, err := d.DialContext(t.Context(), "unix", f.socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, _ := io.ReadAll(resp.Body)
+	resp, body := readAnswer(t, conn)
 	if p := problemOf(t, resp, body); p.Kind != api.TooManyConns || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("answer = %s", body)
 	}
@@ -461,7 +476,7 @@ func TestLeaseIsHeldUntilTheServerStops(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lease.GraceS != leaseGrace.Seconds() {
+	if lease.GraceS != runner.LeaseGrace.Seconds() {
 		t.Errorf("grace = %v", lease.GraceS)
 	}
 	// Shutdown, in the clean-up, must not wait for the lease's end by the client.

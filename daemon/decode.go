@@ -57,9 +57,10 @@ func deep(body []byte) bool {
 	for i := 0; i < len(body); i++ {
 		switch c := body[i]; {
 		case inText:
-			if c == '\\' {
+			switch c {
+			case '\\':
 				i++
-			} else if c == '"' {
+			case '"':
 				inText = false
 			}
 		case c == '"':

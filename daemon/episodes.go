@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -132,10 +133,14 @@ func headed(q *request, name string, out any) (body io.Reader, err error) {
 	return q.Body, nil
 }
 
-// call runs one tool call. A client that goes away does not take it back: the runner
-// decides what becomes of it, and its answer is kept under its sequence number.
+// call runs one tool call. When the client goes away, a call with a number of its own goes
+// on, since its answer can be asked for again; one without ends, since nobody could.
 func (s *Server) call(q *request) error {
 	k, err := q.key()
+	if err != nil {
+		return err
+	}
+	generation, err := q.generation()
 	if err != nil {
 		return err
 	}
@@ -144,23 +149,27 @@ func (s *Server) call(q *request) error {
 	if err != nil {
 		return err
 	}
-	spec := callSpec(in)
+	spec := callSpec(in, generation)
+	ctx := q.Context()
+	if spec.Seq > 0 {
+		ctx = context.WithoutCancel(ctx)
+	}
 	if !strings.Contains(q.Header.Get("Accept"), api.MediaStream) {
-		result, err := s.run.Call(q.Context(), k, spec, runner.CallIO{Stdin: stdin})
+		result, err := s.run.Call(ctx, k, spec, runner.CallIO{Stdin: stdin})
 		if err != nil {
 			return err
 		}
 		return q.answer(wireResult(result))
 	}
-	return s.streamCall(q, k, spec, stdin)
+	return s.streamCall(ctx, q, k, spec, stdin)
 }
 
 // streamCall sends output as it comes. The head goes out with the first of it, so that a
 // refused call still is an answer with a status.
-func (s *Server) streamCall(q *request, k runner.Key, spec runner.CallSpec, stdin io.Reader) error {
+func (s *Server) streamCall(ctx context.Context, q *request, k runner.Key, spec runner.CallSpec, stdin io.Reader) error {
 	out := &lazyStream{q: q}
 	stdout, stderr := &chunks{to: out, name: "stdout"}, &chunks{to: out, name: "stderr"}
-	result, err := s.run.Call(q.Context(), k, spec, runner.CallIO{Stdin: stdin, Stdout: stdout, Stderr: stderr})
+	result, err := s.run.Call(ctx, k, spec, runner.CallIO{Stdin: stdin, Stdout: stdout, Stderr: stderr})
 	if err != nil && !q.began {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/paddock-run/paddock/api"
+	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/sandbox"
 )
 
@@ -15,11 +16,12 @@ type Informer interface {
 	Info() sandbox.Info
 }
 
-// leaseGrace is how long a lease outlives its connection.
-const leaseGrace = 30 * time.Second
-
 func (s *Server) capacity(*request, empty) (api.Capacity, error) {
-	return api.Capacity{CPUs: s.cfg.Host.CPUs, MemoryBytes: s.cfg.Host.MemoryBytes, Draining: s.draining.Load()}, nil
+	c := s.run.Capacity()
+	return api.Capacity{
+		CPUs: c.CPUs, MemoryBytes: c.MemoryBytes, UsedCPUs: c.UsedCPUs, UsedMemoryBytes: c.UsedMemoryBytes,
+		Queued: c.Queued, MaxQueue: c.MaxQueue, Live: c.Live, Draining: s.draining.Load(),
+	}, nil
 }
 
 func (s *Server) info() api.VersionInfo {
@@ -47,7 +49,7 @@ func (s *Server) lease(q *request) error {
 	id, release := s.run.OpenLease(q.owner())
 	defer release()
 	out := q.stream()
-	if err := out.send(api.LeaseEvent{Lease: id, GraceS: leaseGrace.Seconds()}); err != nil {
+	if err := out.send(api.LeaseEvent{Lease: id, GraceS: runner.LeaseGrace.Seconds()}); err != nil {
 		return nil //nolint:nilerr // the client is gone, and release says so
 	}
 	select {

@@ -40,9 +40,10 @@ func statusOf(kind api.Kind) int {
 		return http.StatusTooManyRequests
 	case api.Draining, api.TooManyConns, api.PlatformFault, api.Corrupt:
 		return http.StatusServiceUnavailable
-	default:
+	case api.Internal, api.Unavailable, api.ConnectionLost: // the latter two are made by the client
 		return http.StatusInternalServerError
 	}
+	return http.StatusInternalServerError
 }
 
 // hints say what to do about an error where the daemon knows nothing better.

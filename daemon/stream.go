@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -92,14 +93,11 @@ type chunks struct {
 func (c *chunks) Write(p []byte) (int, error) {
 	rest := p
 	if len(c.held) > 0 {
-		rest = append(c.held, p...)
+		rest = slices.Concat(c.held, p)
 		c.held = nil
 	}
 	for len(rest) > 0 {
-		n := len(rest)
-		if n > maxChunk {
-			n = maxChunk
-		}
+		n := min(len(rest), maxChunk)
 		whole := n - unfinished(rest[:n])
 		if whole == 0 {
 			c.held = append([]byte(nil), rest...)

@@ -63,5 +63,5 @@ func runBench(ctx context.Context, c *cli, o benchOptions) (err error) {
 	if err := errors.Join(err, d.stop(ctx)); err != nil {
 		return fmt.Errorf("%w; the daemon said: %s", err, lastLine(d.log()))
 	}
-	return c.print(report, func(w io.Writer) { _, _ = io.WriteString(w, report.Markdown()) })
+	return c.show(report, func(w io.Writer) { _, _ = io.WriteString(w, report.Markdown()) })
 }

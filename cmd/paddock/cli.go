@@ -59,7 +59,7 @@ func (e exitError) Unwrap() error { return e.err }
 // run is paddock without the process around it.
 func run(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) int {
 	c := &cli{in: in, out: out, errs: errs}
-	root := rootCommand(c)
+	root := rootCommand(c) //nolint:contextcheck // commands get ctx from ExecuteContext
 	root.SetArgs(args)
 	root.SetIn(in)
 	root.SetOut(out)
@@ -103,8 +103,8 @@ func (c *cli) report(err error) int {
 // client is the daemon's client.
 func (c *cli) client() *api.Client { return api.NewClient(api.SocketPath(c.socket)) }
 
-// print writes v as JSON with --json, else what human writes.
-func (c *cli) print(v any, human func(w io.Writer)) error {
+// show writes v as JSON with --json, else what human writes.
+func (c *cli) show(v any, human func(w io.Writer)) error {
 	if c.json {
 		e := json.NewEncoder(c.out)
 		e.SetIndent("", "  ")

@@ -48,7 +48,7 @@ func episodeCreate(c *cli) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.print(created, func(w io.Writer) { fmt.Fprintln(w, created.Episode.ID) })
+			return c.show(created, func(w io.Writer) { fmt.Fprintln(w, created.Episode.ID) })
 		},
 	}
 	e.add(cmd.Flags())
@@ -116,15 +116,10 @@ func episodeCall(c *cli) *cobra.Command {
 
 func (c *cli) showResult(r api.CallResult) error {
 	if c.json {
-		if err := c.print(r, nil); err != nil {
+		if err := c.show(r, nil); err != nil {
 			return err
 		}
 		return exitOf(io.Discard, r)
-	}
-	if content := r.ContentRaw(); len(content) > 0 {
-		if _, err := c.out.Write(content); err != nil {
-			return err
-		}
 	}
 	infos := r.Entries
 	if r.Info != nil && len(infos) == 0 && r.Tool == "stat" {
@@ -168,7 +163,7 @@ func episodeFinish(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return c.print(ep, func(w io.Writer) { showEpisode(w, ep) })
+		return c.show(ep, func(w io.Writer) { showEpisode(w, ep) })
 	}
 	cmd.Flags().StringVar(&answer, "answer", "", "the answer: JSON, or text")
 	cmd.Flags().StringVar(&payload, "payload", "", "file with the payload to keep")
@@ -185,7 +180,7 @@ func episodeAbort(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return c.print(ep, func(w io.Writer) { showEpisode(w, ep) })
+		return c.show(ep, func(w io.Writer) { showEpisode(w, ep) })
 	}
 	cmd.Flags().StringVar(&reason, "reason", "", "what went wrong")
 	return cmd
@@ -199,7 +194,7 @@ func episodeShow(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return c.print(ep, func(w io.Writer) { showEpisode(w, ep) })
+		return c.show(ep, func(w io.Writer) { showEpisode(w, ep) })
 	}
 	return cmd
 }
@@ -275,7 +270,7 @@ func episodeDiff(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return c.print(capture, func(w io.Writer) {
+		return c.show(capture, func(w io.Writer) {
 			signs := map[string]string{"created": "A", "modified": "M", "deleted": "D", "type_changed": "T"}
 			rows := make([][]string, 0, len(capture.Changes))
 			for _, o := range capture.Changes {
@@ -326,7 +321,7 @@ func episodeList(c *cli) *cobra.Command {
 				}
 				o.After = page.Episodes[len(page.Episodes)-1].ID
 			}
-			return c.print(all, func(w io.Writer) {
+			return c.show(all, func(w io.Writer) {
 				rows := [][]string{{"ID", "STATE", "OUTCOME", "REWARD", "ATTEMPTS", "WORLD", "GROUP"}}
 				for _, e := range all {
 					end := "-"
@@ -365,7 +360,7 @@ func episodePut(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if err := c.print(r, func(w io.Writer) { fmt.Fprintf(w, "%d entries\n", r.Count) }); err != nil || r.Fault == nil {
+		if err := c.show(r, func(w io.Writer) { fmt.Fprintf(w, "%d entries\n", r.Count) }); err != nil || r.Fault == nil {
 			return err
 		}
 		return faultExit(c.errs, *r.Fault)
@@ -394,7 +389,7 @@ func episodeVerb(c *cli, use, short string, do func(*api.Client, context.Context
 		if err != nil {
 			return err
 		}
-		return c.print(ep, func(w io.Writer) { showEpisode(w, ep) })
+		return c.show(ep, func(w io.Writer) { showEpisode(w, ep) })
 	}
 	return cmd
 }

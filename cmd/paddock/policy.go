@@ -19,7 +19,7 @@ func policyCommand(c *cli) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.print(all, func(w io.Writer) {
+			return c.show(all, func(w io.Writer) {
 				rows := [][]string{{"NAME", "NETWORK", "UID", "CPUS", "MEMORY", "DISK", "PIDS", "DESCRIPTION"}}
 				for _, p := range all {
 					rows = append(rows, []string{
@@ -37,7 +37,7 @@ func policyCommand(c *cli) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.print(p, func(w io.Writer) { showPolicy(w, p) })
+			return c.show(p, func(w io.Writer) { showPolicy(w, p) })
 		},
 	})
 }

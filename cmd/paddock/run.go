@@ -157,8 +157,10 @@ func (r *oneRun) do(ctx context.Context) error {
 	}
 	key := created.Episode.Key()
 	if last := created.Episode.Last(); created.Kept && last != nil && last.End != nil {
-		return &api.Error{Kind: api.EpisodeEnded, Outcome: last.End, Detail: fmt.Sprintf("episode %q has ended already", key.ID),
-			Hint: "choose another --id, or look at it with `paddock episode show`"}
+		return &api.Error{
+			Kind: api.EpisodeEnded, Outcome: last.End, Detail: fmt.Sprintf("episode %q has ended already", key.ID),
+			Hint: "choose another --id, or look at it with `paddock episode show`",
+		}
 	}
 	result, err := r.exec(ctx, key)
 	finish := r.finish(ctx, key, err)
@@ -169,7 +171,7 @@ func (r *oneRun) do(ctx context.Context) error {
 		return finish
 	}
 	if r.c.json {
-		if err := r.c.print(result, nil); err != nil {
+		if err := r.c.show(result, nil); err != nil {
 			return err
 		}
 	}

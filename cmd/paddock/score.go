@@ -39,7 +39,7 @@ func scoreCommand(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return c.print(ep, func(w io.Writer) { showEpisode(w, ep) })
+		return c.show(ep, func(w io.Writer) { showEpisode(w, ep) })
 	}
 	cmd.Flags().StringArrayVar(&graders, "grader", nil, "digest of a grader; may be repeated")
 	cmd.Flags().IntVar(&attempt, "attempt", 0, "number of the attempt; the last by default")
@@ -67,7 +67,7 @@ func graderPut(c *cli) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.print(api.GraderRef{Grader: digest}, func(w io.Writer) { fmt.Fprintln(w, digest) })
+			return c.show(api.GraderRef{Grader: digest}, func(w io.Writer) { fmt.Fprintln(w, digest) })
 		},
 	}
 	f := cmd.Flags()
@@ -119,7 +119,7 @@ func graderShow(c *cli) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.print(g, func(w io.Writer) {
+			return c.show(g, func(w io.Writer) {
 				names := make([]string, 0, len(g.Files))
 				for name := range g.Files {
 					names = append(names, name)

@@ -27,7 +27,7 @@ func versionCommand(c *cli) *cobra.Command {
 			if err == nil {
 				out.Daemon = &info
 			}
-			return c.print(out, func(w io.Writer) {
+			return c.show(out, func(w io.Writer) {
 				fmt.Fprintf(w, "paddock %s, API %s\n", out.Client, out.API)
 				if out.Daemon == nil {
 					fmt.Fprintln(w, "no daemon answers")

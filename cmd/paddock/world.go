@@ -117,7 +117,7 @@ func (c *cli) build(cmd *cobra.Command, r api.Recipe) error {
 	if err != nil {
 		return err
 	}
-	return c.print(built, func(w io.Writer) {
+	return c.show(built, func(w io.Writer) {
 		how := "built in " + seconds(built.TookS)
 		if built.Hit {
 			how = "from the cache"
@@ -159,7 +159,7 @@ func worldList(c *cli) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.print(all, func(w io.Writer) {
+			return c.show(all, func(w io.Writer) {
 				rows := [][]string{{"ID", "NAMES", "RECIPE", "LAYERS", "ENTRIES", "SIZE", "CREATED"}}
 				for _, o := range all {
 					rows = append(rows, []string{
@@ -257,7 +257,7 @@ func worldImport(c *cli) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.print(o, func(w io.Writer) { fmt.Fprintln(w, o.ID) })
+			return c.show(o, func(w io.Writer) { fmt.Fprintln(w, o.ID) })
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", "name to point at the world")

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/paddock-run/paddock/daemon"
+	"github.com/paddock-run/paddock/policies"
+	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/record"
+	"github.com/paddock-run/paddock/sandbox"
+	"github.com/paddock-run/paddock/sandbox/native"
+)
+
+// maxSandboxes bounds the sandboxes at a time: each has a range of user ids.
+const maxSandboxes = 8192
+
+// wire joins the daemon's parts. What was opened before a failure is closed again.
+func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.Logger) (s *stack, err error) {
+	var closers []func() error
+	closeAll := func() error {
+		var failed error
+		for _, c := range slices.Backward(closers) {
+			failed = errors.Join(failed, c())
+		}
+		return failed
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, closeAll())
+		}
+	}()
+	set, err := policies.Load()
+	if err != nil {
+		return nil, err
+	}
+	store, err := openStore(ctx, o.root)
+	if err != nil {
+		return nil, fmt.Errorf("store %s: %w", o.root, err)
+	}
+	closers = append(closers, store.Close)
+	rec, err := record.Open(ctx, o.root)
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, rec.Close)
+	run := filepath.Join(o.root, "run")
+	sockets, err := daemon.NewSockets(filepath.Join(run, "sockets"))
+	if err != nil {
+		return nil, err
+	}
+	launcher, err := o.launcher(filepath.Join(run, "launcher"), log)
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, launcher.Close)
+	ids, err := sandbox.HostIDPool(maxSandboxes)
+	if err != nil {
+		return nil, err
+	}
+	r, err := runner.New(ctx, runner.Config{
+		Root: o.root, Launcher: nativeLauncher{launcher}, Worlds: store, Record: rec, Policies: set, Host: hostLimits(), IDs: ids,
+		Sockets: sockets, Log: log, Faults: faults,
+	})
+	if err != nil {
+		return nil, err
+	}
+	server, err := daemon.New(daemon.Config{
+		Runner: r, Policies: set, Launcher: launcher, Sockets: sockets, Spool: filepath.Join(o.root, "tmp"), Version: version,
+		Socket: daemon.SocketOptions{Path: o.socket, Group: o.socketGroup}, Host: hostLimits(), Log: log, MaxConns: o.maxConns,
+	})
+	if err != nil {
+		return nil, errors.Join(err, r.Close(ctx))
+	}
+	if err := os.MkdirAll(filepath.Dir(o.socket), 0o755); err != nil {
+		return nil, errors.Join(err, r.Close(ctx))
+	}
+	if err := server.Listen(ctx); err != nil {
+		return nil, errors.Join(err, r.Close(ctx))
+	}
+	return &stack{runner: r, server: server, close: closeAll}, nil
+}
+
+func (o serveOptions) launcher(dir string, log *slog.Logger) (*native.Launcher, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return native.New(native.Config{Dir: dir, CgroupParent: filepath.Join(o.cgroupParent, storeHash(o.root)), Log: log})
+}
+
+// nativeLauncher and nativeSandbox give the launcher's types as the runner's interfaces,
+// which sandbox/native does not know.
+type nativeLauncher struct{ *native.Launcher }
+
+// Start starts a sandbox.
+func (l nativeLauncher) Start(ctx context.Context, spec sandbox.Spec) (runner.Sandbox, error) {
+	s, err := l.Launcher.Start(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return nativeSandbox{s}, nil
+}
+
+type nativeSandbox struct{ *native.Sandbox }
+
+// Files are the sandbox's files.
+func (s nativeSandbox) Files() runner.Files { return s.Sandbox.Files() }
+
+// Break is what the fault switch does.
+func (s nativeSandbox) Break() error { //nolint:unparam // runner.Breaker's form
+	s.KillFromOutside()
+	return nil
+}
