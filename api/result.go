@@ -202,6 +202,9 @@ func (r *CallResult) StdoutRaw() []byte { return Bytes(r.Stdout, r.StdoutB64) }
 // StderrRaw is the same of stderr.
 func (r *CallResult) StderrRaw() []byte { return Bytes(r.Stderr, r.StderrB64) }
 
+// ContentRaw is what read_file read.
+func (r *CallResult) ContentRaw() []byte { return r.StdoutRaw() }
+
 // CallFault says why a call did nothing, or ended without an exit.
 type CallFault struct {
 	Kind    string `json:"kind" doc:"stable: not_found, permission_denied, command_not_found, cwd_not_found, user_not_found, ..."`

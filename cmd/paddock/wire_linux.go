@@ -110,9 +110,3 @@ type nativeSandbox struct{ *native.Sandbox }
 
 // Files are the sandbox's files.
 func (s nativeSandbox) Files() runner.Files { return s.Sandbox.Files() }
-
-// Break is what the fault switch does.
-func (s nativeSandbox) Break() error { //nolint:unparam // runner.Breaker's form
-	s.KillFromOutside()
-	return nil
-}
