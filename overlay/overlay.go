@@ -26,6 +26,8 @@ type World struct {
 	// Key is the build-cache key, empty for imports.
 	Key     string    `json:"key,omitempty"`
 	Created time.Time `json:"created"`
+	// ConfigBytes is the size of the image config.
+	ConfigBytes int64 `json:"config_bytes"`
 }
 
 // Config is what a world says about the programs that run in it.
@@ -125,9 +127,11 @@ type Change struct {
 	// Opaque: a directory that hides everything the world had under it.
 	Opaque bool `json:"opaque,omitempty"`
 	// LinkedTo is the first path, in order, of the same hard-link set; empty for that one itself.
-	LinkedTo string            `json:"-"`
-	Rdev     uint64            `json:"rdev,omitempty"`
-	Xattrs   map[string][]byte `json:"xattrs,omitempty"`
+	LinkedTo string `json:"-"`
+	Rdev     uint64 `json:"rdev,omitempty"`
+	// ModTime is in no digest; a restored tree has it again.
+	ModTime time.Time         `json:"mtime,omitzero"`
+	Xattrs  map[string][]byte `json:"xattrs,omitempty"`
 	// Offset is where the bytes lie in the pack; -1 when they were not stored.
 	Offset int64 `json:"offset"`
 }

@@ -46,6 +46,12 @@ func InRoot(dir int) Root { return Root{fd: dir, resolve: unix.RESOLVE_IN_ROOT} 
 // Beneath resolves relative paths and refuses with EXDEV whatever leads out of dir.
 func Beneath(dir int) Root { return Root{fd: dir, resolve: unix.RESOLVE_BENEATH} }
 
+// Plain resolves relative paths and refuses with ELOOP every symlink on the way: for trees
+// that are only now being written, where a path through a link is no honest one.
+func Plain(dir int) Root {
+	return Root{fd: dir, resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
+}
+
 // Open resolves path and opens it. Without O_PATH in flags the caller has made sure that
 // opening cannot block or act.
 func (r Root) Open(path string, flags int) (int, error) {
