@@ -70,6 +70,7 @@ type Runner struct {
 	live     map[Key]*attempt
 	locked   map[Key]chan struct{}
 	runs     map[Key]Run
+	batches  map[string]*liveBatch
 }
 
 // New returns a Runner, after it has put the record in order: attempts that a crash left
