@@ -35,6 +35,8 @@ type building struct {
 	lowers    []*os.File
 	root      *os.File
 	rootClone *os.File
+	// attached: the upper's tmpfs has a place in the launcher's mount namespace.
+	attached bool
 }
 
 func (b *building) close() {
@@ -56,6 +58,7 @@ func (l *launcher) build(r *request, given []*os.File) (*building, error) {
 		undo.Step{Name: "set up guest", Do: b.setUp},
 	)
 	if err != nil {
+		l.release(r.ID)
 		// A half-made cgroup tree is not undone by its own step.
 		err = errors.Join(err, l.tree.remove(r.Name))
 		b.close()
@@ -214,51 +217,102 @@ func (b *building) makeRoot() error {
 		return fmt.Errorf("overlay came up read-only: %w", unix.ENOSPC)
 	}
 	b.rootClone, err = mount.Clone(b.root)
+	if errors.Is(err, unix.EINVAL) { // before 6.15 only an attached mount can be cloned
+		err = b.cloneAttached()
+	}
 	return err
 }
 
 // overlayByPath attaches the layers under short names for as long as the mount takes.
 func (b *building) overlayByPath() error {
-	dir := b.l.stage + "/" + strconv.FormatUint(b.r.ID, 36)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return err
-	}
-	var attached []string
-	defer func() {
-		for _, a := range attached {
-			_ = mount.Detach(a)
-		}
-		_ = os.RemoveAll(dir)
-	}()
-	attach := func(m *os.File, name string) (string, error) {
-		p := dir + "/" + name
-		if err := os.Mkdir(p, 0o755); err != nil {
-			return "", err
-		}
-		if err := mount.Attach(m, p); err != nil {
-			return "", err
-		}
-		attached = append(attached, p)
-		return p, nil
-	}
 	var lowers []string
+	defer func() {
+		for _, at := range lowers {
+			b.l.detach(at)
+		}
+	}()
 	for i, m := range b.lowers {
-		p, err := attach(m, strconv.FormatInt(int64(i), 36))
+		at, err := b.attach(m, strconv.FormatInt(int64(i), 36))
 		if err != nil {
 			return err
 		}
-		lowers = append(lowers, p)
+		lowers = append(lowers, at)
 	}
-	pool, err := attach(b.pool, "u")
-	if err != nil {
+	if err := b.attachUpper(); err != nil {
 		return err
 	}
-	at := dir + "/m"
+	at := b.l.place(b.r.ID) + "/m"
 	if err := os.Mkdir(at, 0o755); err != nil {
 		return err
 	}
-	b.root, err = mount.OverlayPaths(lowers, pool+"/upper", pool+"/work", at)
+	defer func() { _ = os.Remove(at) }()
+	var err error
+	upper := b.l.place(b.r.ID) + "/" + upperPlace
+	b.root, err = mount.OverlayPaths(lowers, upper+"/upper", upper+"/work", at)
 	return err
+}
+
+// cloneAttached makes the two mounts of the root, the guest's and the daemon's, through
+// a place in the launcher's mount namespace.
+func (b *building) cloneAttached() error {
+	if err := b.attachUpper(); err != nil {
+		return err
+	}
+	at, err := b.attach(b.root, "r")
+	if err != nil {
+		return err
+	}
+	defer b.l.detach(at)
+	guests, err := mount.ClonePath(at)
+	if err != nil {
+		return err
+	}
+	_ = b.root.Close()
+	b.root = guests
+	b.rootClone, err = mount.ClonePath(at)
+	return err
+}
+
+// upperPlace is where an upper's tmpfs is attached, below the place of its sandbox.
+const upperPlace = "u"
+
+// attachUpper attaches the upper until the daemon releases it: a scoring sandbox takes it
+// as a lower layer, and such a kernel clones attached mounts only.
+func (b *building) attachUpper() error {
+	if b.attached {
+		return nil
+	}
+	_, err := b.attach(b.pool, upperPlace)
+	b.attached = err == nil
+	return err
+}
+
+func (b *building) attach(m *os.File, name string) (at string, err error) {
+	at = b.l.place(b.r.ID) + "/" + name
+	if err := os.MkdirAll(at, 0o700); err != nil {
+		return "", err
+	}
+	if err := mount.Attach(m, at); err != nil {
+		_ = os.Remove(at)
+		return "", err
+	}
+	return at, nil
+}
+
+// place is a sandbox's own directory in the launcher's stage.
+func (l *launcher) place(id uint64) string { return l.stage + "/" + strconv.FormatUint(id, 36) }
+
+// detach never removes more than an empty directory: what is mounted there may be an
+// episode's files.
+func (l *launcher) detach(at string) {
+	_ = mount.Detach(at)
+	_ = os.Remove(at)
+}
+
+// release gives up what is attached for a sandbox.
+func (l *launcher) release(id uint64) {
+	l.detach(l.place(id) + "/" + upperPlace)
+	_ = os.Remove(l.place(id))
 }
 
 // setUp sends the guest its view and waits until it stands in it.

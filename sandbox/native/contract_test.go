@@ -42,7 +42,7 @@ func TestNativeLauncher(t *testing.T) {
 func newLauncher(tb testing.TB) launcher {
 	tb.Helper()
 	need.Root(tb)
-	l, err := native.New(native.Config{Dir: need.Tmpfs(tb), CgroupParent: "paddock-test/" + strings.ToLower(filepath.Base(tb.TempDir()))})
+	l, err := native.New(native.Config{Dir: need.Tmpfs(tb), CgroupParent: "paddock-test-" + strings.ToLower(filepath.Base(tb.TempDir()))})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func specOf(policy string, limits policies.Limits) func(testing.TB, string) sand
 // world is a small tree around busybox, made once for a test.
 func world(tb testing.TB) string {
 	tb.Helper()
-	dir := need.Tmpfs(tb)
+	dir := tb.TempDir() // kernel 6.1 cannot idmap a tmpfs
 	busybox, err := os.ReadFile(need.Busybox(tb))
 	if err != nil {
 		tb.Fatal(err)

@@ -129,8 +129,10 @@ func newLauncher(arg string) (*launcher, error) {
 	if err := os.Chdir(root); err != nil {
 		return nil, err
 	}
-	l.shared, err = newTemplates()
-	return l, err
+	if l.shared, err = newTemplates(); err != nil {
+		return nil, err
+	}
+	return l, l.shared.prove(e.Stage + "/shared")
 }
 
 // guestFile is the guest's program as a sealed memory file, which nothing can overwrite.
@@ -156,12 +158,16 @@ func guestFile() (*os.File, error) {
 
 func (l *launcher) serve(r *request, files []*os.File) {
 	defer closeAll(files)
+	if r.Release {
+		l.release(r.ID)
+		return
+	}
 	b, err := l.build(r, files)
 	if err != nil {
 		_ = l.daemon.send(reply{ID: r.ID, Error: err.Error()})
 		return
 	}
-	_ = l.daemon.send(reply{ID: r.ID, Pid: b.pid}, b.rootClone, b.upper, b.pidfd, b.socket)
+	_ = l.daemon.send(reply{ID: r.ID, Pid: b.pid, Attached: b.attached}, b.rootClone, b.upper, b.pidfd, b.socket)
 	b.close()
 	l.note(b.pid, r.ID)
 }

@@ -20,12 +20,14 @@ import (
 // request asks the launcher for a sandbox. The descriptors of lowers that have one go
 // along, in order.
 type request struct {
-	ID     uint64
-	Name   string
-	IDs    sandbox.IDMap
-	Lowers []lower
-	Upper  sandbox.Upper
-	OCI    *specs.Spec
+	ID uint64
+	// Release, with an ID alone, gives up an upper that was Attached; it is not answered.
+	Release bool `json:",omitempty"`
+	Name    string
+	IDs     sandbox.IDMap
+	Lowers  []lower
+	Upper   sandbox.Upper
+	OCI     *specs.Spec
 	// Filters are compiled seccomp programs.
 	Filters [][]byte
 	CPUs    []int
@@ -43,6 +45,8 @@ type reply struct {
 	ID    uint64
 	Error string `json:",omitempty"`
 	Pid   int    `json:",omitempty"`
+	// Attached: the upper stays in the launcher's mount namespace until it is released.
+	Attached bool `json:",omitempty"`
 	// Exited is set in the second reply of an ID; Status is as wait(2) gives it.
 	Exited bool   `json:",omitempty"`
 	Status uint32 `json:",omitempty"`

@@ -300,6 +300,9 @@ func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a st
 		rlimits: rlimits(spec.OCI),
 	}
 	s.files = files.ForSpec(s.root, spec.IDs, spec.OCI)
+	if a.Attached {
+		s.release = func() error { return p.conn.send(request{ID: r.ID, Release: true}) }
+	}
 	p.hold(r.ID, s)
 	s.wg.Go(s.listen)
 	return s, nil

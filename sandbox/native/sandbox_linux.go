@@ -30,6 +30,8 @@ type Sandbox struct {
 	files   *files.Tree
 	slots   *slots
 	rlimits []guest.Rlimit
+	// release gives up what the launcher holds for the upper; nil when it holds nothing.
+	release func() error
 
 	mu       sync.Mutex
 	nextCall uint32
@@ -253,6 +255,9 @@ func (s *Sandbox) Close() error {
 		_ = s.guest.uc.Close()
 		s.wg.Wait()
 		closeAll([]*os.File{s.root, s.upper, s.pidfd})
+		if s.release != nil {
+			_ = s.release() // a launcher that is gone holds nothing
+		}
 		s.closeErr = errors.Join(err, s.l.tree.remove(s.name))
 	})
 	return s.closeErr

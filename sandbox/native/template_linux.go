@@ -1,6 +1,7 @@
 package native
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -82,6 +83,22 @@ func (t *templates) clone(part string) (*os.File, error) {
 		return nil, err
 	}
 	return m, nil
+}
+
+// prove makes sure that parts can be cloned: kernels before 6.15 want the mount attached,
+// which at is for.
+func (t *templates) prove(at string) error {
+	m, err := t.clone("empty")
+	if err == nil {
+		return m.Close()
+	}
+	if !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	if err := os.Mkdir(at, 0o700); err != nil {
+		return err
+	}
+	return mount.Attach(t.base, at)
 }
 
 // sysFor is the /sys of a sandbox that sees n CPUs, so that programs which count the
