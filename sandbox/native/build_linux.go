@@ -176,7 +176,7 @@ func (b *building) openLowers() error {
 			if len(given) == 0 {
 				return errors.New("descriptor of a lower is missing")
 			}
-			m, err = mount.Clone(given[0])
+			m, err = cloneDir(given[0])
 			given = given[1:]
 		} else {
 			m, err = mount.ClonePath(lo.Path)
@@ -194,6 +194,34 @@ func (b *building) openLowers() error {
 		}
 	}
 	return nil
+}
+
+// cloneDir clones the directory of a descriptor. One that the daemon opened on the host
+// lies on a mount of the daemon's namespace, which cannot be cloned from here; the same
+// directory is then reached by its path.
+func cloneDir(dir *os.File) (*os.File, error) {
+	m, err := mount.Clone(dir)
+	if !errors.Is(err, unix.EINVAL) {
+		return m, err
+	}
+	path, rerr := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
+	if rerr != nil {
+		return nil, rerr
+	}
+	here, rerr := mount.ClonePath(path)
+	if rerr != nil {
+		return nil, errors.Join(err, rerr)
+	}
+	want, err := dir.Stat()
+	if err != nil {
+		_ = here.Close()
+		return nil, err
+	}
+	if got, err := here.Stat(); err != nil || !os.SameFile(got, want) {
+		_ = here.Close()
+		return nil, fmt.Errorf("layer %s is another directory here: %w", path, errors.Join(err, unix.ESTALE))
+	}
+	return here, nil
 }
 
 func (b *building) makeRoot() error {

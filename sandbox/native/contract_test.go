@@ -1,7 +1,9 @@
 package native_test
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -129,4 +131,78 @@ func world(tb testing.TB) string {
 		}
 	}
 	return dir
+}
+
+// A grader sees what the agent left: its upper is a lower layer of the grader's sandbox.
+func TestUpperOfAStoppedSandboxIsALayerOfAnother(t *testing.T) {
+	l := newLauncher(t)
+	spec := specOf("default", policies.Limits{})(t, "agent")
+	agent, err := l.Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = agent.Close() }()
+	if got := shell(t, agent, "echo 42 >/answer && rm -r /home && id -u"); got != "0\n" {
+		t.Fatalf("agent printed %q", got)
+	}
+	if err := agent.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	spec.Name = "grader"
+	spec.Root.Lowers = append([]sandbox.Lower{{Dir: agent.Upper(), Shifted: true}}, spec.Root.Lowers...)
+	grader, err := l.Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := shell(t, grader, "cat /answer; stat -c %u /answer; ls -d /home 2>/dev/null; echo 43 >/answer; echo $?")
+	if got != "42\n0\n0\n" {
+		t.Errorf("grader printed %q, want the agent's answer, owned by 0, no /home, and to be able to write", got)
+	}
+	if err := grader.Close(); err != nil {
+		t.Error(err)
+	}
+	left, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d/answer", agent.Upper().Fd()))
+	if err != nil || string(left) != "42\n" {
+		t.Errorf("agent's upper has %q, %v after the grader wrote, want 42", left, err)
+	}
+}
+
+// A kept end state is made again as a directory of the host.
+func TestDirectoryOfTheHostIsALayerByDescriptor(t *testing.T) {
+	l := newLauncher(t)
+	spec := specOf("default", policies.Limits{})(t, "restored")
+	restored := t.TempDir()
+	if err := os.WriteFile(filepath.Join(restored, "answer"), []byte("42\n"), 0o644); err != nil { //nolint:gosec // the sandbox reads it
+		t.Fatal(err)
+	}
+	dir, err := os.Open(restored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dir.Close() }()
+	spec.Root.Lowers = append([]sandbox.Lower{{Dir: dir, Shifted: true}}, spec.Root.Lowers...)
+	sb, err := l.Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := shell(t, sb, "cat /answer"); got != "42\n" {
+		t.Errorf("cat printed %q, want 42", got)
+	}
+	if err := sb.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// shell runs a script and returns its output.
+func shell(tb testing.TB, sb runner.Sandbox, script string) string {
+	tb.Helper()
+	var out bytes.Buffer
+	p, err := sb.Start(tb.Context(), sandbox.Command{
+		Argv: []string{"/bin/sh", "-c", script}, Env: []string{"PATH=/bin"}, Dir: "/", Stdout: &out,
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p.Wait()
+	return out.String()
 }

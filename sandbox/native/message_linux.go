@@ -39,8 +39,8 @@ type lower struct {
 	Shifted bool   `json:",omitempty"`
 }
 
-// reply answers a request (Started: root, upper, pidfd and the guest's socket go along)
-// or tells that a guest is gone.
+// reply answers a request (Started: root, upper, pidfd, the upper's mount and the guest's
+// socket go along) or tells that a guest is gone.
 type reply struct {
 	ID    uint64
 	Error string `json:",omitempty"`

@@ -282,20 +282,20 @@ func (l *Launcher) abandon(p *launcherProcess, r *request, spec sandbox.Spec, an
 }
 
 func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a started) (*Sandbox, error) {
-	if len(a.files) != 4 {
+	if len(a.files) != 5 {
 		closeAll(a.files)
-		return nil, fmt.Errorf("launcher sent %d descriptors, want 4", len(a.files))
+		return nil, fmt.Errorf("launcher sent %d descriptors, want 5", len(a.files))
 	}
-	socket := a.files[3]
+	socket := a.files[4]
 	c, err := newConn(dup(socket))
 	_ = socket.Close()
 	if err != nil {
-		closeAll(a.files[:3])
+		closeAll(a.files[:4])
 		return nil, err
 	}
 	s := &Sandbox{
 		l: l, name: spec.Name, ids: spec.IDs, oci: spec.OCI,
-		root: a.files[0], upper: a.files[1], pidfd: a.files[2], guest: c,
+		root: a.files[0], upper: a.files[1], pidfd: a.files[2], pool: a.files[3], guest: c,
 		slots: &slots{tree: l.tree, name: spec.Name}, done: make(chan struct{}), calls: map[uint32]*process{},
 		rlimits: rlimits(spec.OCI),
 	}

@@ -19,12 +19,15 @@ import (
 
 // Sandbox implements runner.Sandbox.
 type Sandbox struct {
-	l       *Launcher
-	name    string
-	ids     sandbox.IDMap
-	oci     *specs.Spec
-	root    *os.File // a clone of the overlay alone: no /proc or /dev of the sandbox below it
-	upper   *os.File
+	l     *Launcher
+	name  string
+	ids   sandbox.IDMap
+	oci   *specs.Spec
+	root  *os.File // a clone of the overlay alone: no /proc or /dev of the sandbox below it
+	upper *os.File
+	// pool is the mount that upper lies on. It is dissolved with its last descriptor, and
+	// then upper could be no layer of a scoring sandbox.
+	pool    *os.File
 	pidfd   *os.File
 	guest   *conn
 	files   *files.Tree
@@ -254,7 +257,7 @@ func (s *Sandbox) Close() error {
 		err := s.Stop(ctx)
 		_ = s.guest.uc.Close()
 		s.wg.Wait()
-		closeAll([]*os.File{s.root, s.upper, s.pidfd})
+		closeAll([]*os.File{s.root, s.upper, s.pool, s.pidfd})
 		if s.release != nil {
 			_ = s.release() // a launcher that is gone holds nothing
 		}
