@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
+	"log/slog"
+	"os"
 
+	"github.com/paddock-run/paddock/overlay"
 	"github.com/paddock-run/paddock/runner"
 )
 
@@ -13,6 +15,26 @@ type worldStore interface {
 	Close() error
 }
 
-func openStore(context.Context, string) (worldStore, error) {
-	return nil, errors.New("the store of worlds is not built yet")
+func openStore(_ context.Context, root string, log *slog.Logger) (worldStore, error) {
+	s, err := overlay.Open(root, overlay.Options{Log: log})
+	if err != nil {
+		return nil, err
+	}
+	return store{s}, nil
 }
+
+// store is overlay's store as the runner knows it: its concrete results become the
+// runner's interfaces.
+type store struct{ *overlay.Store }
+
+func (s store) Fork(ctx context.Context, id string) (runner.Fork, error) {
+	f, err := s.Store.Fork(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return fork{f}, nil
+}
+
+type fork struct{ *overlay.Fork }
+
+func (f fork) Track(upper *os.File, hostID uint32) runner.Tracker { return f.Fork.Track(upper, hostID) }

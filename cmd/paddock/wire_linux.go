@@ -39,7 +39,7 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 	if err != nil {
 		return nil, err
 	}
-	store, err := openStore(ctx, o.root)
+	store, err := openStore(ctx, o.root, log)
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", o.root, err)
 	}
