@@ -347,6 +347,9 @@ func (s *Store) place(in sealing) error {
 		bad := s.corrupt[l.DiffID]
 		s.mu.Unlock()
 		st := in.stages[l.DiffID]
+		if st == nil && (!known || bad) {
+			return fmt.Errorf("layer %s was removed meanwhile; try again", shortID(l.DiffID))
+		}
 		if st == nil || (known && !bad) {
 			continue
 		}
