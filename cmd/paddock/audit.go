@@ -4,14 +4,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"path/filepath"
-	"strings"
-	"text/tabwriter"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,10 +18,7 @@ import (
 )
 
 // auditOptions are the flags of `paddock audit`.
-type auditOptions struct {
-	root, cgroupParent, socket string
-	asJSON                     bool
-}
+type auditOptions struct{ root, cgroupParent string }
 
 // auditReport is what `paddock audit --json` prints.
 type auditReport struct {
@@ -33,56 +28,46 @@ type auditReport struct {
 	Strays []stray.Stray `json:"strays"`
 }
 
-// errStrays makes the command exit with 1 after it has said what it found.
-var errStrays = errors.New("there are strays")
-
-func newAuditCmd() *cobra.Command {
+func auditCommand(c *cli) *cobra.Command {
 	var o auditOptions
 	cmd := &cobra.Command{
 		Use:   "audit",
 		Short: "List what paddock left on this host: processes, cgroups, mounts, namespaces, loop devices, directories",
 		Long: "List what belongs to a store but to no live daemon: processes, cgroups, mounts, namespaces, loop devices\n" +
-			"and directories under run/ and tmp/. What the live episodes of a running daemon own is no stray.\n" +
+			"and directories under run/ and tmp/. What a running daemon of the store owns is no stray.\n" +
 			"It reads the kernel's files, not the record. Exit code 1 when there are strays.",
-		Args: cobra.NoArgs,
+		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			report, err := audit(cmd.Context(), o)
 			if err != nil {
 				return err
 			}
-			if err := printAudit(cmd.OutOrStdout(), report, o.asJSON); err != nil {
+			if err := c.show(report, func(w io.Writer) { printAudit(w, report) }); err != nil {
 				return err
 			}
 			if len(report.Strays) > 0 {
-				return errStrays
+				return exitError{code: exitFailed}
 			}
 			return nil
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.root, "root", defaultRoot, "store's root directory")
+	flags.StringVar(&o.root, "root", defaultRoot, "the store's directory")
 	flags.StringVar(&o.cgroupParent, "cgroup-parent", defaultCgroupParent, "cgroup below which the daemon makes its own")
-	flags.StringVar(&o.socket, "socket", defaultSocket(), "daemon's socket")
-	flags.BoolVar(&o.asJSON, "json", false, "print JSON")
 	return cmd
 }
 
 // audit looks, and looks again when it found something.
 func audit(ctx context.Context, o auditOptions) (auditReport, error) {
-	root, err := filepath.Abs(o.root)
+	root, err := resolveRoot(o.root)
 	if err != nil {
-		return auditReport{}, fmt.Errorf("store %s: %w", o.root, err)
-	}
-	if real, err := filepath.EvalSymlinks(root); err == nil {
-		root = real
-	} else if !errors.Is(err, fs.ErrNotExist) {
 		return auditReport{}, fmt.Errorf("store %s: %w", o.root, err)
 	}
 	report := auditReport{Root: root, Cgroup: filepath.Join(o.cgroupParent, storeHash(root)), Strays: []stray.Stray{}}
 	// Long enough for an episode that was just starting or ending to be through with it.
 	const pause = 500 * time.Millisecond
 	found, err := stray.Confirm(ctx, stray.Host{}, pause, func(ctx context.Context) (stray.Scope, error) {
-		live, err := liveDaemon(ctx, o.socket, root)
+		live, err := stray.Host{}.Daemon(ctx, root)
 		if err != nil {
 			return stray.Scope{}, err
 		}
@@ -96,37 +81,43 @@ func audit(ctx context.Context, o auditOptions) (auditReport, error) {
 	return report, nil
 }
 
+// resolveRoot gives the one name by which a store is known, whether it exists or not.
+func resolveRoot(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	rest := ""
+	for dir := path; ; dir = filepath.Dir(dir) {
+		there, err := filepath.EvalSymlinks(dir)
+		if err == nil {
+			return filepath.Join(there, rest), nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+		rest = filepath.Join(filepath.Base(dir), rest)
+	}
+}
+
 // storeHash tells stores apart in the cgroup tree.
 func storeHash(root string) string {
 	sum := sha256.Sum256([]byte(root))
 	return hex.EncodeToString(sum[:4])
 }
 
-func printAudit(w io.Writer, report auditReport, asJSON bool) error {
-	if asJSON {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(report)
-	}
+func printAudit(w io.Writer, report auditReport) {
 	daemon := "no daemon runs on it"
 	if report.Daemon != 0 {
-		daemon = fmt.Sprintf("daemon is process %d", report.Daemon)
+		daemon = fmt.Sprintf("its daemon is process %d", report.Daemon)
 	}
-	if _, err := fmt.Fprintf(w, "store %s, cgroup %s, %s\n", report.Root, report.Cgroup, daemon); err != nil {
-		return err
-	}
+	fmt.Fprintf(w, "store %s, cgroup %s, %s\n", report.Root, report.Cgroup, daemon)
 	if len(report.Strays) > 0 {
-		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		var rows strings.Builder
-		rows.WriteString("KIND\tWHERE\tDETAIL\n")
+		rows := [][]string{{"KIND", "WHERE", "DETAIL"}}
 		for _, s := range report.Strays {
-			fmt.Fprintf(&rows, "%s\t%q\t%q\n", s.Kind, s.Where, s.Detail)
+			rows = append(rows, []string{string(s.Kind), strconv.Quote(s.Where), strconv.Quote(s.Detail)})
 		}
-		_, err := io.WriteString(table, rows.String())
-		if err := errors.Join(err, table.Flush()); err != nil {
-			return err
-		}
+		table(w, rows...)
 	}
-	_, err := fmt.Fprintf(w, "audit: %d strays\n", len(report.Strays))
-	return err
+	fmt.Fprintf(w, "audit: %d strays\n", len(report.Strays))
 }

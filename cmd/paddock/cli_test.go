@@ -132,7 +132,7 @@ func TestEveryCommandHasHelp(t *testing.T) {
 	t.Parallel()
 	var walk func(path []string)
 	walk = func(path []string) {
-		cmd, _, err := newRootCmd().Find(path)
+		cmd, _, err := rootCommand(&cli{}).Find(path)
 		if err != nil {
 			t.Fatal(err)
 		}

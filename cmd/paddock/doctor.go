@@ -1,66 +1,54 @@
 package main
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/paddock-run/paddock/internal/doctor"
 )
 
-// errUnfit makes the command exit with 1 after it has said why.
-var errUnfit = errors.New("this host cannot run episodes")
+// doctorReport is what `paddock doctor --json` prints.
+type doctorReport struct {
+	Level  doctor.Level   `json:"level"`
+	Checks []doctor.Check `json:"checks"`
+}
 
-func newDoctorCmd() *cobra.Command {
+func doctorCommand(c *cli) *cobra.Command {
 	var root string
-	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what this host lacks to run episodes, and what to do about it",
 		Long: "Check the kernel, cgroups, limits, the store's file system and programs that recipes use. Each line says\n" +
 			"ok, warn (slower, smaller or weaker than it could be) or fail (episodes cannot run). Exit code 1 on a fail.",
-		Args: cobra.NoArgs,
+		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			report := doctor.Examine(cmd.Context(), root)
-			if err := printDoctor(cmd.OutOrStdout(), report, asJSON); err != nil {
+			checks := doctor.Examine(cmd.Context(), root)
+			report := doctorReport{Level: doctor.Worst(checks), Checks: checks}
+			if err := c.show(report, func(w io.Writer) { printDoctor(w, report) }); err != nil {
 				return err
 			}
-			if doctor.Worst(report) == doctor.Fail {
-				return errUnfit
+			if report.Level == doctor.Fail {
+				return exitError{code: exitFailed}
 			}
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&root, "root", defaultRoot, "store's root directory")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().StringVar(&root, "root", defaultRoot, "the store's directory")
 	return cmd
 }
 
-func printDoctor(w io.Writer, report []doctor.Check, asJSON bool) error {
-	if asJSON {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(map[string]any{"level": doctor.Worst(report), "checks": report})
-	}
-	var rows strings.Builder
+func printDoctor(w io.Writer, report doctorReport) {
+	var rows [][]string
 	counts := map[doctor.Level]int{}
-	for _, c := range report {
+	for _, c := range report.Checks {
 		counts[c.Level]++
-		fmt.Fprintf(&rows, "%s\t%s\t%s\n", c.Level, c.Name, c.Found)
+		rows = append(rows, []string{string(c.Level), c.Name, c.Found})
 		if c.Do != "" {
-			fmt.Fprintf(&rows, "\t\t-> %s\n", c.Do)
+			rows = append(rows, []string{"", "", "-> " + c.Do})
 		}
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, err := io.WriteString(table, rows.String())
-	if err := errors.Join(err, table.Flush()); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(w, "doctor: %d ok, %d warn, %d fail\n", counts[doctor.OK], counts[doctor.Warn], counts[doctor.Fail])
-	return err
+	table(w, rows...)
+	fmt.Fprintf(w, "doctor: %d ok, %d warn, %d fail\n", counts[doctor.OK], counts[doctor.Warn], counts[doctor.Fail])
 }

@@ -13,8 +13,6 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-
-	"github.com/paddock-run/paddock/api"
 )
 
 // version is set by the linker.
@@ -25,8 +23,6 @@ const (
 	defaultRoot         = "/var/lib/paddock"
 	defaultCgroupParent = "paddock"
 )
-
-func defaultSocket() string { return api.SocketPath("") }
 
 func main() {
 	ctx, stop := signalContext(context.Background())
@@ -44,12 +40,8 @@ func signalContext(ctx context.Context) (context.Context, context.CancelFunc) {
 func commands(c *cli) []*cobra.Command {
 	return []*cobra.Command{
 		serveCommand(c), worldCommand(c), runWorldCommand(c), episodeCommand(c), scoreCommand(c), graderCommand(c), policyCommand(c), versionCommand(c),
-		newAuditCmd(), newDoctorCmd(), benchCommand(c),
+		auditCommand(c), doctorCommand(c), benchCommand(c),
 	}
-}
-
-func newRootCmd() *cobra.Command {
-	return rootCommand(&cli{in: os.Stdin, out: os.Stdout, errs: os.Stderr})
 }
 
 func rootCommand(c *cli) *cobra.Command {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -76,7 +75,7 @@ func (o serveOptions) serve(ctx context.Context, errs io.Writer) error {
 	if os.Getenv(privateEnv) != strconv.Itoa(os.Getpid()) {
 		return enterPrivate()
 	}
-	if o.root, err = filepath.Abs(o.root); err != nil {
+	if o.root, err = resolveRoot(o.root); err != nil {
 		return err
 	}
 	s, err := wire(ctx, o, faults, log)

@@ -6,7 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 )
 
 // cgroups lists the store's cgroup directories; with a live daemon only those of
@@ -55,8 +57,9 @@ func (s *search) loops() error {
 	return nil
 }
 
-// scratch are the directories of a store that hold nothing once its daemon is gone.
-var scratch = []string{"run", "tmp"}
+// scratch are the directories of a store that hold nothing once its daemon is gone. They
+// themselves stay.
+var scratch = []string{"run", "run/launcher", "run/launcher/stage", "run/sockets", "run/scratch", "tmp"}
 
 // directories lists entries of the scratch directories that no live daemon made.
 func (s *search) directories() error {
@@ -70,11 +73,14 @@ func (s *search) directories() error {
 			return fmt.Errorf("list %s: %w", dir, err)
 		}
 		for _, e := range entries {
+			if e.IsDir() && slices.Contains(scratch, name+"/"+e.Name()) {
+				continue
+			}
 			info, err := e.Info()
 			if err != nil || (s.scope.Live.PID != 0 && !info.ModTime().Before(s.scope.Live.Started)) {
 				continue
 			}
-			s.add(Directory, filepath.Join(dir, e.Name()), "last changed %s", info.ModTime().UTC().Format("2006-01-02T15:04:05Z"))
+			s.add(Directory, filepath.Join(dir, e.Name()), "last changed %s", info.ModTime().UTC().Format(time.RFC3339))
 		}
 	}
 	return nil

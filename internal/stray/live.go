@@ -1,6 +1,7 @@
 package stray
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,20 +11,39 @@ import (
 	"time"
 )
 
-// Daemon describes the process pid as the live daemon of a store. ok is false when it has
-// no file of the store open: then it serves another one.
-func (h Host) Daemon(pid int, store string) (live Live, ok bool, err error) {
-	if h.Proc == "" {
-		h.Proc = "/proc"
-	}
-	if !h.holdsStore(pid, store) {
-		return Live{}, false, nil
-	}
-	started, err := h.started(pid)
+// Daemon finds the live daemon of a store: a process that was started as `... serve` and
+// has files of the store open. Whether it answers is not asked: what it holds is its own.
+// The zero value is none.
+func (h Host) Daemon(ctx context.Context, store string) (Live, error) {
+	h, err := h.withDefaults()
 	if err != nil {
-		return Live{}, false, err
+		return Live{}, err
 	}
-	return Live{PID: pid, Started: started}, true, nil
+	processes, err := readProcesses(ctx, h.Proc)
+	if err != nil {
+		return Live{}, err
+	}
+	for pid := range processes {
+		if !h.serves(pid) || !h.holdsStore(pid, store) {
+			continue
+		}
+		started, err := h.started(pid)
+		if err != nil {
+			return Live{}, err
+		}
+		return Live{PID: pid, Started: started}, nil
+	}
+	return Live{}, nil
+}
+
+// serves looks at a process's first argument.
+func (h Host) serves(pid int) bool {
+	line, err := os.ReadFile(filepath.Join(h.Proc, strconv.Itoa(pid), "cmdline"))
+	if err != nil {
+		return false
+	}
+	args := strings.Split(string(line), "\x00")
+	return len(args) > 1 && args[1] == "serve"
 }
 
 // started is when a process began, exact to a second: the kernel counts its ticks from a

@@ -131,10 +131,6 @@ func (s *search) sandboxOf(p process) (name string, inStore bool) {
 }
 
 func (s *search) processes() error {
-	self, err := os.Stat(filepath.Join(s.host.Proc, "self/exe"))
-	if err != nil {
-		return fmt.Errorf("look at own program: %w", err)
-	}
 	for pid, p := range s.all {
 		if pid == os.Getpid() {
 			continue
@@ -149,8 +145,6 @@ func (s *search) processes() error {
 			why = "in a cgroup of the store"
 		case s.mountHolders[pid]:
 			why = "holds mounts of the store"
-		case s.isOurProgram(pid, self) && s.host.holdsStore(pid, s.scope.Store):
-			why = "a paddock process with open files of the store"
 		}
 		if why != "" {
 			s.strays = append(s.strays, p)
@@ -160,23 +154,13 @@ func (s *search) processes() error {
 	return nil
 }
 
-// known says whether the live daemon owns a sandbox: it says so, or, where it was not
-// asked, one of the processes that hang below it is in the sandbox's cgroup.
+// known says whether the live daemon owns a sandbox. A daemon that was not asked for its
+// sandboxes owns all: one that waits to be scored has no process any more.
 func (s *search) known(sandbox string) bool {
-	if s.scope.Live.Sandboxes != nil {
-		return slices.Contains(s.scope.Live.Sandboxes, sandbox)
+	if s.scope.Live.Sandboxes == nil {
+		return s.scope.Live.PID != 0
 	}
-	for pid := range s.live {
-		if name, inStore := s.sandboxOf(s.all[pid]); inStore && name == sandbox {
-			return true
-		}
-	}
-	return false
-}
-
-func (s *search) isOurProgram(pid int, self os.FileInfo) bool {
-	exe, err := os.Stat(filepath.Join(s.host.Proc, strconv.Itoa(pid), "exe"))
-	return err == nil && os.SameFile(exe, self)
+	return slices.Contains(s.scope.Live.Sandboxes, sandbox)
 }
 
 // holdsStore says whether a process has a file of the store open.

@@ -53,8 +53,7 @@ type Live struct {
 	// Started is when it began: what is older in the store's scratch directories is not its.
 	Started time.Time
 	// Sandboxes are the names of the sandboxes that it knows; any other is a stray even
-	// below the daemon. Nil when it was not asked: then those with a process below the
-	// daemon are its own.
+	// below the daemon. Nil when it was not asked: then all are its own.
 	Sandboxes []string
 }
 

@@ -40,12 +40,12 @@ func leave(t *testing.T) leftovers {
 	}
 	store := t.TempDir()
 	scope := Scope{Store: store, Cgroup: fmt.Sprintf("paddock-stray-%d/0a1b2c3d", os.Getpid())}
-	for _, dir := range []string{"run", "mnt"} {
-		if err := os.Mkdir(filepath.Join(store, dir), 0o700); err != nil {
+	for _, dir := range []string{"run/launcher/stage", "run/sockets", "mnt"} {
+		if err := os.MkdirAll(filepath.Join(store, dir), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(store, "run/ep.sock"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(store, "run/sockets/ep.sock"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	// The last is the v2 tree where there is one, else any.
@@ -67,7 +67,7 @@ func leave(t *testing.T) leftovers {
 	l.remove = func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
-		_ = os.Remove(filepath.Join(store, "run/ep.sock"))
+		_ = os.Remove(filepath.Join(store, "run/sockets/ep.sock"))
 		for dir := cgroup; filepath.Base(dir) != "unified" && !slices.Contains(h.Cgroups, dir); dir = filepath.Dir(dir) {
 			if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("remove cgroup: %v", err)
@@ -103,7 +103,7 @@ func TestFindSeesWhatAKilledDaemonLeftUntilItIsGone(t *testing.T) {
 		Cgroup:    l.cgroup,
 		Mount:     l.scope.Store + "/mnt",
 		Namespace: "mnt:[",
-		Directory: l.scope.Store + "/run/ep.sock",
+		Directory: l.scope.Store + "/run/sockets/ep.sock",
 	} {
 		if !slices.ContainsFunc(found[kind], func(s Stray) bool { return strings.Contains(s.Where, says) }) {
 			t.Errorf("no %s naming %q in %v", kind, says, found[kind])
@@ -137,21 +137,42 @@ func TestWhatALiveDaemonOwnsIsNoStray(t *testing.T) {
 func TestDaemonIsKnownByItsOpenStore(t *testing.T) {
 	t.Parallel()
 	store := t.TempDir()
-	if _, ok, err := (Host{}).Daemon(os.Getpid(), store); ok || err != nil {
-		t.Fatalf("Daemon() = %v, %v before the store is open, want false", ok, err)
-	}
 	before := time.Now()
-	lock, err := os.OpenFile(filepath.Join(store, "lock"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	// A process that was started as "NAME serve" and reads from a pipe of ours.
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "serve")
+	cmd.Dir = t.TempDir()
+	if err := os.WriteFile(filepath.Join(cmd.Dir, "serve"), []byte("exec 3>\"$STORE/lock\"; echo open; read x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Env = []string{"STORE=" + store}
+	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = lock.Close() }()
-	live, ok, err := Host{}.Daemon(os.Getpid(), store)
-	if !ok || err != nil || live.PID != os.Getpid() {
-		t.Fatalf("Daemon() = %+v, %v, %v, want this process", live, ok, err)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
 	}
-	if !live.Started.Before(before) || live.Started.Before(before.Add(-time.Hour)) {
-		t.Errorf("started %v, want shortly before %v", live.Started, before)
+	if live, err := (Host{}).Daemon(t.Context(), store); err != nil || live.PID != 0 {
+		t.Fatalf("Daemon() = %+v, %v before there is one", live, err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	live, err := Host{}.Daemon(t.Context(), store)
+	if err != nil || live.PID != cmd.Process.Pid {
+		t.Errorf("Daemon() = %+v, %v, want process %d", live, err, cmd.Process.Pid)
+	}
+	if live.Started.After(time.Now()) || live.Started.Before(before.Add(-time.Minute)) {
+		t.Errorf("started %v, want about %v", live.Started, before)
+	}
+	_ = in.Close()
+	_ = cmd.Wait()
+	if live, err := (Host{}).Daemon(t.Context(), store); err != nil || live.PID != 0 {
+		t.Errorf("Daemon() = %+v, %v after its end", live, err)
 	}
 }
 
