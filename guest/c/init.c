@@ -176,14 +176,16 @@ static int set_read_only(int mnt, int ro) {
 // rebind mounts a directory of the new root on itself, writable or read-only.
 static int rebind(const char *path, int ro) {
 	int t = target(path);
-	if (t < 0)
-		return errno == ENOENT ? 0 : -1;
+	if (t < 0) // not there, or the agent put something else there
+		return errno == ENOENT || errno == ELOOP || errno == ENOTDIR ? 0 : -1;
 	int m = copy_mount(t);
 	close(t);
 	return m < 0 || set_read_only(m, ro) < 0 ? -1 : move_to(m, path);
 }
 
-static int mount_new(const char *type, const char *const *opts, const char *to) {
+enum { NOSUID = 2, NODEV = 4, NOEXEC = 8 };
+
+static int mount_new(const char *type, const char *const *opts, int attrs, const char *to) {
 	int fs = syscall(SYS_fsopen, type, 1);
 	if (fs < 0)
 		return -1;
@@ -192,7 +194,7 @@ static int mount_new(const char *type, const char *const *opts, const char *to) 
 			return -1;
 	if (syscall(SYS_fsconfig, fs, 6 /* CREATE */, 0, 0, 0) < 0)
 		return -1;
-	int m = syscall(SYS_fsmount, fs, 1, 2 | 4 | 8 /* NOSUID NODEV NOEXEC */);
+	int m = syscall(SYS_fsmount, fs, 1, attrs);
 	close(fs);
 	return m < 0 ? -1 : move_to(m, to);
 }
@@ -202,7 +204,7 @@ static int mask(const char *path, int empty) {
 	struct stat st;
 	int t = target(path);
 	if (t < 0)
-		return errno == ENOENT || errno == ENOTDIR ? 0 : -1;
+		return errno == ENOENT || errno == ELOOP || errno == ENOTDIR ? 0 : -1;
 	if (fstat(t, &st) < 0)
 		return -1;
 	close(t);
@@ -275,12 +277,12 @@ static int mount_view(struct cursor *c, const int *fd, int nfds) {
 	stage = fd[FD_ROOT];
 	for (const char **p = rws; *p; p++)
 		TRY("rebind writable", rebind(*p, 0));
-	TRY("mount proc", mount_new("proc", 0, "/proc"));
+	TRY("mount proc", mount_new("proc", 0, NOSUID | NODEV | NOEXEC, "/proc"));
 	TRY("move dev", move_to(fd[FD_DEV], "/dev"));
 	TRY("move sys", move_to(fd[FD_SYS], "/sys"));
-	TRY("mount shm", mount_new("tmpfs", shm_opts, "/dev/shm"));
+	TRY("mount shm", mount_new("tmpfs", shm_opts, NOSUID | NODEV | NOEXEC, "/dev/shm"));
 	if (flags & WITH_PTS)
-		TRY("mount devpts", mount_new("devpts", pts_opts, "/dev/pts"));
+		TRY("mount devpts", mount_new("devpts", pts_opts, NOSUID | NOEXEC, "/dev/pts"));
 	for (int i = 0; i < n; i++)
 		if (move_to(fd[FD_ETC + i], etc[i]) < 0 && errno != ENOENT && errno != ELOOP && errno != ENOTDIR)
 			TRY("mount etc", -1);

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/paddock-run/paddock/internal/need"
@@ -41,10 +42,17 @@ func TestNativeLauncher(t *testing.T) {
 	}})
 }
 
+// cgroupParent is a name that no other run of tests on this host has.
+func cgroupParent() string {
+	return fmt.Sprintf("paddock-test-%d-%d", os.Getpid(), parents.Add(1))
+}
+
+var parents atomic.Int64
+
 func newLauncher(tb testing.TB) launcher {
 	tb.Helper()
 	need.Root(tb)
-	l, err := native.New(native.Config{Dir: need.Tmpfs(tb), CgroupParent: "paddock-test-" + strings.ToLower(filepath.Base(tb.TempDir()))})
+	l, err := native.New(native.Config{Dir: need.Tmpfs(tb), CgroupParent: cgroupParent()})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -446,3 +446,10 @@ func (l *Launcher) removeParent() error {
 	}
 	return nil
 }
+
+// ProcessID is the launcher process's, for people and tests.
+func (l *Launcher) ProcessID() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.proc.cmd.Process.Pid
+}

@@ -298,7 +298,8 @@ func (p *process) lost() {
 // run starts the pumps and the clocks.
 func (p *process) run() {
 	if p.tty != nil {
-		p.pumps = append(p.pumps, newPump(p.tty, p.cmd.Stdout, true))
+		u := newPump(p.tty, p.cmd.Stdout, true)
+		p.tty, p.pumps = u.from, append(p.pumps, u)
 		if p.cmd.Stdin != nil {
 			go func() { _, _ = io.Copy(p.tty, p.cmd.Stdin) }()
 		}
