@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,92 +10,32 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// act lets a manifest's agent play a live attempt and returns once that has ended.
-func (r *Runner) act(ctx context.Context, key Key, agent AgentSpec) error {
-	a := r.liveOf(key)
-	if a == nil {
-		return nil // it has ended already
-	}
-	select {
-	case <-a.ready:
-	case <-ctx.Done():
-	}
-	var err error
-	switch {
-	case stopped(a.stop) || ctx.Err() != nil:
-	case len(agent.Calls) > 0:
-		err = r.makeCalls(ctx, a, agent.Calls)
-	case agent.Command != nil:
-		err = r.runCommand(ctx, a, *agent.Command)
-	default:
-		err = r.runHost(ctx, a, agent.Host)
-	}
-	if err != nil && KindOf(err) != KindEpisodeEnded && KindOf(err) != KindSuperseded && ctx.Err() == nil {
-		a.ask(End{Status: Errored, Cause: Client, Step: "rollout", Evidence: []string{cut(err.Error())}})
-	}
-	if ctx.Err() != nil {
-		end := End{Status: Cancelled, Cause: Operator, Step: "drain", Evidence: []string{"the daemon was closed"}}
-		if errors.Is(context.Cause(ctx), errBatchCancelled) {
-			end = End{Status: Cancelled, Cause: Client, Reason: errBatchCancelled.Error()}
-		}
-		a.ask(end)
-	}
-	<-a.over // bounded: once asked, an attempt ends whatever happens
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return nil
-}
+const (
+	// maxInputEnv bounds the input that is also in the environment: one variable of a
+	// process has at most 128 KiB.
+	maxInputEnv = 64 << 10
+	// hostOutput is how much of the end of a host agent's output is kept.
+	hostOutput = 8 << 10
+	// hostPatience is how long a host agent may go on after its episode has ended, so that
+	// it can read the answer to its finish.
+	hostPatience = 2 * time.Second
+	// hostBound bounds a host agent beyond the episode's own clocks: its thinking is not
+	// the agent's time, but it does not hang for ever.
+	hostBound = 24 * time.Hour
+)
 
-func (r *Runner) makeCalls(ctx context.Context, a *attempt, calls []CallSpec) error {
-	for _, c := range calls {
-		c.Attempt = a.n
-		if _, err := r.Call(ctx, a.key, c, CallIO{}); err != nil {
-			return err
-		}
-	}
-	_, err := r.Finish(ctx, a.key, FinishSpec{Attempt: a.n})
-	return err
-}
-
-// runCommand runs an agent that is one command in the sandbox. Its exit is the end.
-func (r *Runner) runCommand(ctx context.Context, a *attempt, c CallSpec) error {
-	c.Tool, c.Attempt = "exec", a.n
-	if c.TimeoutS == 0 {
-		c.TimeoutS = a.plan.Budgets.AgentS
-	}
-	res, err := r.Call(ctx, a.key, c, CallIO{})
-	if err != nil {
-		return err
-	}
-	end := End{Status: OK, Cause: Agent}
-	if res.Code == nil || *res.Code != 0 {
-		end.Status = Failed
-		if res.TimedOut {
-			end.Status = Timeout
-		}
-		end.Evidence = []string{fmt.Sprintf("the agent's command: exit code %v, signal %d", deref(res.Code), res.Signal)}
-	}
-	_, err = r.endAttempt(ctx, a.key, FinishSpec{Attempt: a.n}, end)
-	return err
-}
-
-func deref(code *int) any {
-	if code == nil {
-		return "none"
-	}
-	return *code
-}
-
-// runHost runs an agent that is a process of the host: as a user that nobody else is,
-// with an empty environment but for what it must know, and with the episode's socket.
-func (r *Runner) runHost(ctx context.Context, a *attempt, argv []string) error {
+// runHost runs an agent that is a process of the host: as a user that nobody else is, as
+// the first process of a pid namespace of its own (so that nothing it starts outlives it),
+// without new privileges, with a clean environment and the episode's socket. When it
+// ends well without a finish, the episode is finished.
+func (r *Runner) runHost(ctx context.Context, a *attempt, argv []string) (err error) {
 	if r.cfg.Sockets == nil {
 		return errors.New("this daemon makes no sockets for agents")
 	}
@@ -103,35 +44,27 @@ func (r *Runner) runHost(ctx context.Context, a *attempt, argv []string) error {
 		return fmt.Errorf("a user for the agent: %w", err)
 	}
 	defer r.cfg.IDs.Release(ids)
-	// The top of a range of its own: no sandbox has a user there, and no other agent.
-	uid := ids.HostID + ids.Size - 1
-	path, closeSocket, err := r.cfg.Sockets.Open(ctx, a.key, uid)
+	path, closeSocket, err := r.cfg.Sockets.Open(ctx, a.key, ids.HostID)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if err := closeSocket(); err != nil {
-			a.log.Warn("agent's socket", slog.Any("error", err))
+		if cerr := closeSocket(); cerr != nil {
+			a.log.Warn("agent's socket", slog.Any("error", cerr))
 		}
 	}()
-	tail := &tailWriter{max: 8 << 10}
-	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // killed with its whole session below
-	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", tail, tail
-	cmd.WaitDelay = time.Second
-	cmd.Env = []string{
-		"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/", "LANG=C.UTF-8", "PADDOCK_SOCKET=" + path,
-		"PADDOCK_RUN=" + a.key.Run, "PADDOCK_EPISODE=" + a.key.ID,
-		"PADDOCK_SEED=" + strconv.FormatUint(uint64(a.plan.EnvSeed), 10),
-		"PADDOCK_SAMPLE_SEED=" + strconv.FormatUint(uint64(a.plan.SampleSeed), 10),
-	}
+	tail := &tailWriter{max: hostOutput}
+	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // killed with its whole pid namespace below
+	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = "/", tail, tail, time.Second
+	cmd.Stdin = bytes.NewReader(a.plan.Spec.Input)
+	cmd.Env = hostEnv(a, path)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential: &syscall.Credential{Uid: uid, Gid: uid, NoSetGroups: false},
-		// In a PID namespace of its own, so that what it starts dies with it.
-		Cloneflags: unix.CLONE_NEWPID, Setsid: true, Pdeathsig: unix.SIGKILL,
+		Credential: &syscall.Credential{Uid: ids.HostID, Gid: ids.HostID},
+		Setsid:     true, Pdeathsig: unix.SIGKILL, Cloneflags: unix.CLONE_NEWPID,
 	}
 	err = waitHost(ctx, a, cmd)
 	if stopped(a.stop) {
-		return nil
+		return nil // it finished, or its episode ended under it
 	}
 	if err != nil {
 		return fmt.Errorf("agent %s: %w: %s", argv[0], err, tail.text())
@@ -140,12 +73,29 @@ func (r *Runner) runHost(ctx context.Context, a *attempt, argv []string) error {
 	return err
 }
 
-// waitHost runs the process until it ends, the attempt does, or the agent's budget passes.
+// hostEnv is all that a host agent is told.
+func hostEnv(a *attempt, socket string) []string {
+	env := []string{
+		"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/", "LANG=C.UTF-8", "TZ=UTC",
+		"PADDOCK_SOCKET=" + socket, "PADDOCK_RUN=" + a.key.Run, "PADDOCK_EPISODE=" + a.key.ID,
+		"PADDOCK_ATTEMPT=" + strconv.Itoa(a.n),
+		"PADDOCK_SEED=" + strconv.FormatUint(uint64(a.plan.EnvSeed), 10),
+		"PADDOCK_SAMPLE_SEED=" + strconv.FormatUint(uint64(a.plan.SampleSeed), 10),
+		"PADDOCK_TASK=" + a.plan.Spec.Task,
+	}
+	if in := a.plan.Spec.Input; len(in) <= maxInputEnv {
+		env = append(env, "PADDOCK_INPUT="+string(in))
+	}
+	return env
+}
+
+// waitHost runs the process until it ends, its episode has, or ctx is done.
 func waitHost(ctx context.Context, a *attempt, cmd *exec.Cmd) error {
 	started, done := make(chan error, 1), make(chan error, 1)
 	go func() {
-		// A parent's death is the death of the thread that forked: it must outlive the agent.
-		// It is never unlocked: with no_new_privs set it may serve nobody else, and ends here.
+		// no_new_privs is the thread's and cannot be taken back, so the thread is never
+		// unlocked and dies with this goroutine. That must be after the agent: the death of
+		// the thread that forked it is its parent's death.
 		runtime.LockOSThread()
 		err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 		if err == nil {
@@ -159,47 +109,50 @@ func waitHost(ctx context.Context, a *attempt, cmd *exec.Cmd) error {
 	if err := <-started; err != nil {
 		return err
 	}
-	kill := func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	budget := time.NewTimer(seconds(a.plan.Budgets.AgentS))
-	defer budget.Stop()
-	var err error
+	bound := time.NewTimer(hostBound)
+	defer bound.Stop()
 	select {
-	case err = <-done:
-	case <-a.over: // it sees its end as an answer first
-		err = settle(done, kill)
-	case <-budget.C:
-		a.ask(timeoutEnd("agent_s", a.plan.Budgets.AgentS, seconds(a.plan.Budgets.AgentS)))
-		kill()
-		err = <-done
+	case err := <-done:
+		return err
+	case <-a.over:
+		return settle(done, cmd)
+	case <-bound.C:
+		_ = cmd.Process.Kill()
+		return errors.Join(fmt.Errorf("it did not end within %v", hostBound), <-done)
 	case <-ctx.Done():
-		kill()
-		err = <-done
+		_ = cmd.Process.Kill()
+		return errors.Join(context.Cause(ctx), <-done)
 	}
-	kill() // what it left behind in its session
-	return err
 }
 
 // settle gives a process whose episode has ended a moment to end by itself.
-func settle(done <-chan error, kill func()) error {
-	const moment = 2 * time.Second
-	timer := time.NewTimer(moment)
+func settle(done <-chan error, cmd *exec.Cmd) error {
+	timer := time.NewTimer(hostPatience)
 	defer timer.Stop()
 	select {
 	case err := <-done:
 		return err
 	case <-timer.C:
-		kill()
+		_ = cmd.Process.Kill()
 		return <-done
 	}
 }
 
 // tailWriter keeps the end of what is written.
 type tailWriter struct {
-	buf []byte
 	max int
+
+	mu  sync.Mutex
+	buf []byte
 }
 
 func (t *tailWriter) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(p) >= t.max {
+		t.buf = append(t.buf[:0], p[len(p)-t.max:]...)
+		return len(p), nil
+	}
 	t.buf = append(t.buf, p...)
 	if over := len(t.buf) - t.max; over > 0 {
 		t.buf = append(t.buf[:0], t.buf[over:]...)
@@ -208,5 +161,7 @@ func (t *tailWriter) Write(p []byte) (int, error) {
 }
 
 func (t *tailWriter) text() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	return strings.ToValidUTF8(strings.TrimSpace(string(t.buf)), "\uFFFD")
 }

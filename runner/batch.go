@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -16,11 +15,14 @@ import (
 type AgentSpec struct {
 	// Calls are made one after another; then the episode is finished.
 	Calls []CallSpec `json:"calls,omitempty"`
-	// Command is run inside the sandbox; its exit is the agent's end.
+	// Command is run inside the sandbox; its exit is the agent's end: 0 is ok, all else failed.
 	Command *CallSpec `json:"command,omitempty"`
-	// Host is a program of the host that is run for each episode, as a user of its own,
-	// with a socket that reaches that episode only.
+	// Host is a program of the host, run once for each attempt as a user of its own with a
+	// socket that reaches this episode only (PADDOCK_SOCKET). It finds the episode's input
+	// on its stdin, and in PADDOCK_INPUT where it is short.
 	Host []string `json:"host,omitempty"`
+	// Answer is what the episode is finished with, for calls and command.
+	Answer json.RawMessage `json:"answer,omitempty"`
 }
 
 // BatchEpisode is one line of a manifest.
@@ -31,23 +33,37 @@ type BatchEpisode struct {
 
 // BatchSpec asks for a batch.
 type BatchSpec struct {
-	// Run is the run of all its episodes; it is opened when it is new.
-	Run  string `json:"run"`
-	Seed uint32 `json:"seed"`
+	// ID may be chosen by the caller: to ask again with the same spec is to ask for the
+	// same batch.
+	ID string `json:"id,omitempty"`
+	// Run is the run of all its episodes; it is opened when it is new, with Seed.
+	Run  string `json:"run,omitempty"`
+	Seed uint32 `json:"seed,omitempty"`
 	// Parallel bounds the episodes under way at once; 0 is a default for the host.
-	Parallel int            `json:"parallel,omitempty"`
+	Parallel int `json:"parallel,omitempty"`
+	// DeadlineS bounds the batch from its start or last resume; when it passes, what has
+	// not ended is cancelled. 0 is none.
+	DeadlineS float64 `json:"deadline_s,omitempty"`
+	// OnVoid is "drop" (default) or "void_group": whether one void member voids its group.
+	// A group with less than MinValid (default 2, at most its size) valid members is void.
+	OnVoid   string         `json:"on_void,omitempty"`
+	MinValid int            `json:"min_valid,omitempty"`
 	Episodes []BatchEpisode `json:"episodes"`
 }
 
 // BatchState is where a batch is.
 type BatchState string
 
-// The states of a batch.
+// The states of a batch. All but running and done may be resumed.
 const (
 	BatchRunning     BatchState = "running"
 	BatchInterrupted BatchState = "interrupted"
 	BatchCancelled   BatchState = "cancelled"
-	BatchDone        BatchState = "done"
+	// BatchDegraded: the platform fails too often in one step, and retries would be burnt.
+	BatchDegraded BatchState = "degraded"
+	// BatchGraderBroken: a grader cannot judge an untouched world.
+	BatchGraderBroken BatchState = "grader_broken"
+	BatchDone         BatchState = "done"
 )
 
 // Batch is many episodes.
@@ -60,124 +76,122 @@ type Batch struct {
 	Of      string    `json:"of,omitempty"`
 	Created time.Time `json:"created"`
 	// Total episodes, Done results, Valid rewards and Void results without.
-	Total  int            `json:"total"`
-	Done   int            `json:"done"`
-	Valid  int            `json:"valid"`
-	Void   int            `json:"void"`
+	Total int `json:"total"`
+	Done  int `json:"done"`
+	Valid int `json:"valid"`
+	Void  int `json:"void"`
+	// Causes counts results by "status/cause" of what decided them.
 	Causes map[string]int `json:"causes,omitempty"`
 	Groups []BatchGroup   `json:"groups,omitempty"`
-	Error  string         `json:"error,omitempty"`
+	// Error says why it does not run, where that is not its end.
+	Error string `json:"error,omitempty"`
+	// Seq is the last result's.
+	Seq int64 `json:"seq"`
 }
 
-// BatchGroup is what came of one group; mean and deviation are over valid members only.
+// BatchGroup is what came of one group; Mean and Std are over valid members only.
 type BatchGroup struct {
-	Group  string   `json:"group"`
-	Wanted int      `json:"wanted"`
-	Done   int      `json:"done"`
-	Valid  int      `json:"valid"`
-	Void   int      `json:"void"`
-	Mean   *float64 `json:"mean"`
-	Std    *float64 `json:"std"`
+	Group  string `json:"group"`
+	Wanted int    `json:"wanted"`
+	Done   int    `json:"done"`
+	Valid  int    `json:"valid"`
+	Void   int    `json:"void"`
+	// Rewards are the members' in order of the manifest, null for void and missing ones.
+	Rewards []*float64 `json:"rewards"`
+	Mean    *float64   `json:"mean"`
+	// Std is the population's deviation (divided by the number of valid members).
+	Std *float64 `json:"std"`
 	// Spread says that not all valid rewards are equal.
-	Spread bool `json:"spread"`
+	Spread bool           `json:"spread"`
+	Causes map[string]int `json:"causes,omitempty"`
+	// Complete says that every member has a result; IsVoid that it has too few valid ones.
+	Complete bool `json:"complete"`
+	IsVoid   bool `json:"is_void"`
 }
 
-// BatchResult is one episode's result in a batch.
+// BatchResult is one episode's result in a batch. It may come again with the same (ID,
+// Attempt) after a resume.
 type BatchResult struct {
-	Seq     int64         `json:"seq"`
-	Run     string        `json:"run"`
-	ID      string        `json:"id"`
-	Group   string        `json:"group,omitempty"`
-	Task    string        `json:"task,omitempty"`
-	Attempt int           `json:"attempt"`
-	Status  Status        `json:"status"`
-	Cause   Cause         `json:"cause"`
-	Step    string        `json:"step,omitempty"`
-	Reward  *float64      `json:"reward"`
-	Valid   bool          `json:"valid"`
-	Scores  []ScoreResult `json:"scores,omitempty"`
-	Digests Digests       `json:"digests"`
+	Seq     int64  `json:"seq"`
+	Run     string `json:"run"`
+	ID      string `json:"id"`
+	Group   string `json:"group,omitempty"`
+	Task    string `json:"task,omitempty"`
+	Weights string `json:"weights,omitempty"`
+	// Attempt is 0 for an episode that never began.
+	Attempt int      `json:"attempt"`
+	Status  Status   `json:"status"`
+	Cause   Cause    `json:"cause"`
+	Step    string   `json:"step,omitempty"`
+	Flags   []string `json:"flags,omitempty"`
+	// Reason is the client's text of an abort or cancel.
+	Reason  string          `json:"reason,omitempty"`
+	Reward  *float64        `json:"reward"`
+	Valid   bool            `json:"valid"`
+	Scores  []ScoreResult   `json:"scores,omitempty"`
+	Digests Digests         `json:"digests"`
+	Clocks  Clocks          `json:"clocks"`
+	Calls   int64           `json:"calls"`
+	Answer  json.RawMessage `json:"answer,omitempty"`
+	Payload *PayloadSummary `json:"payload,omitempty"`
 	// Evidence says why there is no reward.
-	Evidence []string `json:"evidence,omitempty"`
+	Evidence []string  `json:"evidence,omitempty"`
+	At       time.Time `json:"at"`
 }
 
 const (
-	batchesKept = "batches"
-	resultsKept = "batch_results"
-	maxBatch    = 1_000_000
+	batchDocuments  = "batches"
+	resultDocuments = "batch_results"
+	// MaxBatch bounds the episodes of a batch.
+	MaxBatch    = 100_000
 	maxParallel = 4096
 	resultsPage = 500
 )
 
 // keptBatch is what is recorded of a batch.
 type keptBatch struct {
-	Batch Batch     `json:"batch"`
-	Spec  BatchSpec `json:"spec"`
+	Batch  Batch     `json:"batch"`
+	Spec   BatchSpec `json:"spec"`
+	Digest string    `json:"digest"`
 	// Graders are those of a batch that scores again.
 	Graders []WeightedGrader `json:"graders,omitempty"`
 }
 
 func batchKey(owner, id string) string { return owner + "/" + id }
 
-func resultKey(owner, id string, seq int64) string { return fmt.Sprintf("%s/%s/%012d", owner, id, seq) }
+func resultKey(owner, id string, seq int64) string {
+	return fmt.Sprintf("%s/%s/%012d", owner, id, seq)
+}
 
 // CreateBatch starts a batch. It is refused whole when one of its lines is wrong.
 func (r *Runner) CreateBatch(ctx context.Context, owner string, spec BatchSpec) (Batch, error) {
-	if len(spec.Episodes) == 0 || len(spec.Episodes) > maxBatch {
-		return Batch{}, badField("episodes", "has %d lines, must have 1 to %d", len(spec.Episodes), maxBatch)
+	if err := checkBatch(&spec); err != nil {
+		return Batch{}, err
 	}
-	if spec.Parallel < 0 || spec.Parallel > maxParallel {
-		return Batch{}, badField("parallel", "%d is not in 0 to %d", spec.Parallel, maxParallel)
+	digest, err := digestOf(spec)
+	if err != nil {
+		return Batch{}, badField("episodes", "%v", err)
 	}
-	spec.Run = orText(spec.Run, DefaultRun)
+	if spec.ID == "" {
+		spec.ID = "b-" + uuid.NewString()[:13]
+	} else if kept, err := r.loadBatch(ctx, owner, spec.ID); err == nil {
+		if kept.Digest != digest {
+			return Batch{}, &Error{Kind: KindSpecConflict, Field: "id", Detail: "the batch is known with another spec"}
+		}
+		return r.Batch(ctx, owner, spec.ID)
+	}
 	if _, err := r.OpenRun(ctx, owner, RunSpec{Name: spec.Run, Seed: spec.Seed, Resume: "auto"}); err != nil {
 		return Batch{}, err
 	}
-	known := map[string]bool{}
 	for i := range spec.Episodes {
 		e := &spec.Episodes[i]
-		if err := r.checkLine(ctx, owner, spec.Run, e); err != nil {
+		if _, _, _, _, err := r.resolve(ctx, Key{Owner: owner, Run: spec.Run, ID: e.ID}, e.EpisodeSpec); err != nil {
 			return Batch{}, inLine(i, err)
 		}
-		if known[e.ID] {
-			return Batch{}, inLine(i, badField("id", "%q is there twice", e.ID))
-		}
-		known[e.ID] = true
 	}
-	kept := keptBatch{Spec: spec, Batch: Batch{
-		ID: "b-" + uuid.NewString()[:13], Owner: owner, Run: spec.Run, State: BatchRunning, Created: time.Now().UTC(), Total: len(spec.Episodes),
-	}}
-	return r.startBatch(ctx, kept)
-}
-
-func inLine(i int, err error) error {
-	if e, ok := err.(*Error); ok { //nolint:errorlint // made here, wrapped by nobody
-		e.Field = fmt.Sprintf("episodes/%d/%s", i, e.Field)
-	}
-	return err
-}
-
-// checkLine checks one line and everything that it names.
-func (r *Runner) checkLine(ctx context.Context, owner, run string, e *BatchEpisode) error {
-	if e.Run != "" && e.Run != run {
-		return badField("run", "%q is not the batch's, %q", e.Run, run)
-	}
-	e.Run = run
-	e.Lease = LeaseSpec{Kind: "daemon"}
-	if err := checkSpec(&e.EpisodeSpec); err != nil {
-		return err
-	}
-	kinds := 0
-	for _, set := range []bool{len(e.Agent.Calls) > 0, e.Agent.Command != nil, len(e.Agent.Host) > 0} {
-		if set {
-			kinds++
-		}
-	}
-	if kinds != 1 {
-		return badField("agent", "has %d of calls, command and host, must have one", kinds)
-	}
-	_, _, _, _, err := r.resolve(ctx, Key{Owner: owner, Run: run, ID: e.ID}, e.EpisodeSpec)
-	return err
+	return r.startBatch(ctx, keptBatch{Spec: spec, Digest: digest, Batch: Batch{
+		ID: spec.ID, Owner: owner, Run: spec.Run, State: BatchRunning, Created: time.Now().UTC(), Total: len(spec.Episodes),
+	}})
 }
 
 // startBatch keeps a batch and sets it going.
@@ -194,21 +208,21 @@ func (r *Runner) startBatch(ctx context.Context, kept keptBatch) (Batch, error) 
 func (r *Runner) saveBatch(ctx context.Context, kept keptBatch) error {
 	doc, err := json.Marshal(kept)
 	if err == nil {
-		err = r.cfg.Record.PutDocument(ctx, batchesKept, batchKey(kept.Batch.Owner, kept.Batch.ID), doc, Synced)
+		err = r.cfg.Record.PutDocument(ctx, batchDocuments, batchKey(kept.Batch.Owner, kept.Batch.ID), doc, Synced)
 	}
 	if err != nil {
-		return fmt.Errorf("keep batch: %w", err)
+		return fmt.Errorf("record batch: %w", err)
 	}
 	return nil
 }
 
 func (r *Runner) loadBatch(ctx context.Context, owner, id string) (keptBatch, error) {
-	doc, err := r.cfg.Record.Document(ctx, batchesKept, batchKey(owner, id))
+	doc, err := r.cfg.Record.Document(ctx, batchDocuments, batchKey(owner, id))
+	if KindOf(err) == KindNotFound {
+		return keptBatch{}, notFound("no batch %q", id)
+	}
 	if err != nil {
-		if KindOf(err) == KindNotFound {
-			err = notFound("no batch %q", id)
-		}
-		return keptBatch{}, err
+		return keptBatch{}, fmt.Errorf("look up batch: %w", err)
 	}
 	return decodeBatch(doc)
 }
@@ -221,9 +235,9 @@ func decodeBatch(doc json.RawMessage) (keptBatch, error) {
 	return kept, nil
 }
 
-// ResumeBatch goes on with a batch that was interrupted or cancelled: what has a result
-// with a reward is done, the rest is made or scored. A running or finished one stays as
-// it is.
+// ResumeBatch goes on with a batch that does not run: what has a reward, or ended in a way
+// that is not tried again, is done; the rest is made or scored. A running or finished one
+// stays as it is.
 func (r *Runner) ResumeBatch(ctx context.Context, owner, id string) (Batch, error) {
 	kept, err := r.loadBatch(ctx, owner, id)
 	if err != nil {
@@ -238,6 +252,7 @@ func (r *Runner) ResumeBatch(ctx context.Context, owner, id string) (Batch, erro
 
 // Batch returns a batch with its counts and groups.
 func (r *Runner) Batch(ctx context.Context, owner, id string) (Batch, error) {
+	live := r.liveBatch(owner, id) != nil // before the record: what ends in between is whole there
 	kept, err := r.loadBatch(ctx, owner, id)
 	if err != nil {
 		return Batch{}, err
@@ -246,15 +261,14 @@ func (r *Runner) Batch(ctx context.Context, owner, id string) (Batch, error) {
 	if err != nil {
 		return Batch{}, err
 	}
-	return r.summary(kept, results), nil
+	return summary(&kept, results, live), nil
 }
 
-// Batches lists an owner's batches, without their groups.
+// Batches lists an owner's batches in order of creation, without their groups.
 func (r *Runner) Batches(ctx context.Context, owner string) ([]Batch, error) {
 	var all []Batch
-	after := ""
-	for {
-		docs, err := r.cfg.Record.Documents(ctx, batchesKept, owner+"/", after, resultsPage)
+	for after := ""; ; {
+		docs, err := r.cfg.Record.Documents(ctx, batchDocuments, owner+"/", after, resultsPage)
 		if err != nil {
 			return nil, fmt.Errorf("list batches: %w", err)
 		}
@@ -263,11 +277,10 @@ func (r *Runner) Batches(ctx context.Context, owner string) ([]Batch, error) {
 			if err != nil {
 				return nil, err
 			}
-			results, err := r.resultsOf(ctx, owner, kept.Batch.ID)
+			b, err := r.Batch(ctx, owner, kept.Batch.ID)
 			if err != nil {
 				return nil, err
 			}
-			b := r.summary(kept, results)
 			b.Groups = nil
 			all = append(all, b)
 			after = d.Key
@@ -293,7 +306,7 @@ func (r *Runner) resultsOf(ctx context.Context, owner, id string) (map[string]Ba
 // readResults yields what is kept after a sequence number.
 func (r *Runner) readResults(ctx context.Context, owner, id string, after int64, yield func(BatchResult) error) error {
 	for {
-		docs, err := r.cfg.Record.Documents(ctx, resultsKept, batchKey(owner, id)+"/", resultKey(owner, id, after), resultsPage)
+		docs, err := r.cfg.Record.Documents(ctx, resultDocuments, batchKey(owner, id)+"/", resultKey(owner, id, after), resultsPage)
 		if err != nil {
 			return fmt.Errorf("read results: %w", err)
 		}
@@ -313,109 +326,8 @@ func (r *Runner) readResults(ctx context.Context, owner, id string, after int64,
 	}
 }
 
-// summary counts results.
-func (r *Runner) summary(kept keptBatch, results map[string]BatchResult) Batch {
-	b := kept.Batch
-	if b.State == BatchRunning && r.liveBatch(b.Owner, b.ID) == nil {
-		b.State = BatchInterrupted
-	}
-	b.Causes = map[string]int{}
-	groups := map[string]*BatchGroup{}
-	rewards := map[string][]float64{}
-	var order []string
-	for i := range kept.Spec.Episodes {
-		e := &kept.Spec.Episodes[i]
-		name := orText(e.Group, e.ID)
-		g := groups[name]
-		if g == nil {
-			g = &BatchGroup{Group: name}
-			groups[name] = g
-			order = append(order, name)
-		}
-		g.Wanted++
-		res, ok := results[e.ID]
-		if !ok {
-			continue
-		}
-		b.Done++
-		g.Done++
-		b.Causes[string(res.Status)+"/"+string(res.Cause)]++
-		if res.Reward == nil {
-			b.Void++
-			g.Void++
-			continue
-		}
-		b.Valid++
-		g.Valid++
-		rewards[name] = append(rewards[name], *res.Reward)
-	}
-	for _, name := range order {
-		g := groups[name]
-		g.Mean, g.Std, g.Spread = spread(rewards[name])
-		b.Groups = append(b.Groups, *g)
-	}
-	return b
-}
-
-// spread is mean and deviation of valid rewards; nil where there are none.
-func spread(rewards []float64) (mean, std *float64, differ bool) {
-	if len(rewards) == 0 {
-		return nil, nil, false
-	}
-	var sum, square float64
-	for _, x := range rewards {
-		sum += x
-	}
-	m := sum / float64(len(rewards))
-	for _, x := range rewards {
-		square += (x - m) * (x - m)
-		differ = differ || x != rewards[0]
-	}
-	s := math.Sqrt(square / float64(len(rewards)))
-	return &m, &s, differ
-}
-
-// ScoreBatch scores a finished batch's end states again, as a new batch; no agent runs.
-func (r *Runner) ScoreBatch(ctx context.Context, owner, id string, graders []WeightedGrader) (Batch, error) {
-	kept, err := r.loadBatch(ctx, owner, id)
-	if err != nil {
-		return Batch{}, err
-	}
-	if len(graders) == 0 {
-		return Batch{}, badField("graders", "is empty")
-	}
-	for i, g := range graders {
-		if _, err := r.Grader(ctx, g.Grader); err != nil {
-			if e, ok := err.(*Error); ok { //nolint:errorlint // as made by Grader
-				e.Field = fmt.Sprintf("graders/%d", i)
-			}
-			return Batch{}, err
-		}
-	}
-	again := keptBatch{Spec: kept.Spec, Graders: graders, Batch: Batch{
-		ID: "b-" + uuid.NewString()[:13], Owner: owner, Run: kept.Batch.Run, Of: id, State: BatchRunning, Created: time.Now().UTC(), Total: kept.Batch.Total,
-	}}
-	return r.startBatch(ctx, again)
-}
-
-// CancelBatch ends a batch: what is live of it is cancelled, what was not started stays so.
-func (r *Runner) CancelBatch(ctx context.Context, owner, id, reason string) (Batch, error) {
-	if _, err := r.loadBatch(ctx, owner, id); err != nil {
-		return Batch{}, err
-	}
-	if b := r.liveBatch(owner, id); b != nil {
-		b.cancel(cut(reason))
-		select {
-		case <-b.over:
-		case <-ctx.Done():
-			return Batch{}, context.Cause(ctx)
-		}
-	}
-	return r.Batch(ctx, owner, id)
-}
-
 // Results yields results in order of completion, after a sequence number. With follow it
-// waits for more until the batch is no longer running.
+// waits for more until the batch no longer runs. A result is on disk before it is seen.
 func (r *Runner) Results(ctx context.Context, owner, id string, after int64, follow bool, yield func(BatchResult) error) error {
 	if _, err := r.loadBatch(ctx, owner, id); err != nil {
 		return err
@@ -426,7 +338,7 @@ func (r *Runner) Results(ctx context.Context, owner, id string, after int64, fol
 		if live != nil {
 			more = live.changed()
 		}
-		err := r.readResults(ctx, owner, id, after, func(b BatchResult) error {
+		err := r.readResults(ctx, owner, id, max(after, 0), func(b BatchResult) error {
 			after = b.Seq
 			return yield(b)
 		})
@@ -441,9 +353,54 @@ func (r *Runner) Results(ctx context.Context, owner, id string, after int64, fol
 	}
 }
 
-func orText(s, other string) string {
-	if s == "" {
-		return other
+// ScoreBatch scores a batch's end states again, as a new batch; no agent runs. Attempts
+// whose agent's phase has no reward to give are not scored and come as they are.
+func (r *Runner) ScoreBatch(ctx context.Context, owner, id string, graders []WeightedGrader) (Batch, error) {
+	kept, err := r.loadBatch(ctx, owner, id)
+	if err != nil {
+		return Batch{}, err
 	}
-	return s
+	if r.liveBatch(owner, id) != nil {
+		return Batch{}, &Error{Kind: KindInUse, Detail: fmt.Sprintf("batch %q still runs", id)}
+	}
+	if len(graders) == 0 || len(graders) > maxGraders {
+		return Batch{}, badField("graders", "has %d, must have 1 to %d", len(graders), maxGraders)
+	}
+	for i, g := range graders {
+		if _, err := r.Grader(ctx, g.Grader); err != nil {
+			if KindOf(err) == KindUnknownGrader {
+				return Batch{}, &Error{Kind: KindUnknownGrader, Field: fmt.Sprintf("graders/%d", i), Detail: err.Error()}
+			}
+			return Batch{}, err
+		}
+	}
+	again := keptBatch{Spec: kept.Spec, Graders: graders, Batch: Batch{
+		ID: "b-" + uuid.NewString()[:13], Owner: owner, Run: kept.Batch.Run, Of: id,
+		State: BatchRunning, Created: time.Now().UTC(), Total: kept.Batch.Total,
+	}}
+	again.Spec.ID = again.Batch.ID
+	return r.startBatch(ctx, again)
+}
+
+// CancelBatch ends a batch: what is live of it is cancelled (client, null), what was not
+// started stays so.
+func (r *Runner) CancelBatch(ctx context.Context, owner, id, reason string) (Batch, error) {
+	kept, err := r.loadBatch(ctx, owner, id)
+	if err != nil {
+		return Batch{}, err
+	}
+	if b := r.liveBatch(owner, id); b != nil {
+		b.cancel(cut(reason))
+		select {
+		case <-b.over:
+		case <-ctx.Done():
+			return Batch{}, context.Cause(ctx)
+		}
+	} else if kept.Batch.State != BatchDone {
+		kept.Batch.State, kept.Batch.Error = BatchCancelled, cut(reason)
+		if err := r.saveBatch(ctx, kept); err != nil {
+			return Batch{}, err
+		}
+	}
+	return r.Batch(ctx, owner, id)
 }

@@ -85,6 +85,7 @@ func New(ctx context.Context, cfg Config) (*Runner, error) {
 		leases: leases{conns: map[string]*connLease{}}, rescoring: newGate(2 * int(cfg.Host.CPUs)),
 		names: strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
 		live:  map[Key]*attempt{}, locked: map[Key]chan struct{}{}, runs: map[Key]Run{},
+		batches: map[string]*liveBatch{},
 	}
 	if err := errors.Join(r.sweepScratch(), r.reconcile(ctx)); err != nil {
 		cancel(err)
@@ -104,6 +105,9 @@ func (r *Runner) Drain(ctx context.Context) error {
 	r.mu.Lock()
 	r.draining = true
 	r.mu.Unlock()
+	if err := r.stopBatches(ctx); err != nil {
+		return fmt.Errorf("stop batches: %w", err)
+	}
 	return r.wait(ctx)
 }
 
@@ -136,6 +140,9 @@ func (r *Runner) Close(ctx context.Context) error {
 	var all []*attempt
 	for _, a := range r.live {
 		all = append(all, a)
+	}
+	for _, b := range r.batches {
+		b.stop(errClosed)
 	}
 	r.mu.Unlock()
 	for _, a := range all {
