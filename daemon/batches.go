@@ -5,11 +5,11 @@ import (
 	"github.com/paddock-run/paddock/runner"
 )
 
-func batchSpec(in api.BatchSpec) (runner.BatchSpec, error) {
+func batchSpec(in api.BatchSpec) runner.BatchSpec {
 	return runner.BatchSpec{
 		ID: in.ID, Run: in.Run, Seed: in.Seed, Parallel: in.Parallel, DeadlineS: in.DeadlineS, OnVoid: in.OnVoid,
 		MinValid: in.MinValid, Episodes: mapAll(in.Episodes, batchEpisode),
-	}, nil
+	}
 }
 
 func batchEpisode(in api.BatchEpisode) runner.BatchEpisode {

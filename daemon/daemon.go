@@ -62,7 +62,11 @@ type Server struct {
 	document []byte
 	http     *http.Server
 	started  time.Time
-	draining atomic.Bool
+	// declared are the kinds of error of each operation; undeclared, when set, is told of
+	// others (the tests fail on them).
+	declared   map[string]map[api.Kind]bool
+	undeclared func(operation string, kind api.Kind)
+	draining   atomic.Bool
 	// ending is cancelled with a cause when streams that have no end of their own shall end.
 	ending context.Context //nolint:containedctx // the life of the server, which outlasts any request
 	end    context.CancelCauseFunc
@@ -87,6 +91,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s.document = doc
+	s.declared = declared(s.routes)
 	s.handler = s.mux(s.routes, nil)
 	s.http = s.httpServer(s.handler)
 	if cfg.Sockets != nil {

@@ -73,6 +73,9 @@ func serve(tb testing.TB, change func(*Config)) *front {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	s.undeclared = func(operation string, kind api.Kind) {
+		tb.Errorf("%s answered %s, which the table does not say", operation, kind)
+	}
 	if err := s.Listen(tb.Context()); err != nil {
 		tb.Fatal(err)
 	}

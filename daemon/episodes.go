@@ -350,11 +350,7 @@ func (s *Server) writeReward(q *request, in api.RewardSpec) (api.Episode, error)
 }
 
 func (s *Server) createBatch(q *request, in api.BatchSpec) (api.Batch, error) {
-	spec, err := batchSpec(in)
-	if err != nil {
-		return api.Batch{}, err
-	}
-	b, err := s.run.CreateBatch(q.Context(), q.owner(), spec)
+	b, err := s.run.CreateBatch(q.Context(), q.owner(), batchSpec(in))
 	if err != nil {
 		return api.Batch{}, err
 	}

@@ -84,6 +84,9 @@ func (s *Server) problem(operation string, err error) *api.Error {
 		p = &api.Error{Kind: api.Internal, Detail: "the daemon met an error that it has no name for", Incident: incident}
 	}
 	finishProblem(p)
+	if kinds, known := s.declared[operation]; known && !kinds[p.Kind] && s.undeclared != nil {
+		s.undeclared(operation, p.Kind)
+	}
 	s.metrics.errors.WithLabelValues(operation, string(p.Kind)).Inc()
 	return p
 }

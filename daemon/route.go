@@ -210,6 +210,19 @@ func operations(routes []route) []api.Operation {
 	return ops
 }
 
+// declared are the kinds of error that each route may answer with.
+func declared(routes []route) map[string]map[api.Kind]bool {
+	all := map[string]map[api.Kind]bool{}
+	for _, r := range routes {
+		kinds := map[api.Kind]bool{}
+		for _, k := range slices.Concat(r.kinds, common) {
+			kinds[k] = true
+		}
+		all[r.ID] = kinds
+	}
+	return all
+}
+
 // mux serves the routes; only, when set, is the one episode that may be reached.
 func (s *Server) mux(routes []route, only *runner.Key) http.Handler {
 	mux := http.NewServeMux()

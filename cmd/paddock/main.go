@@ -39,8 +39,8 @@ func signalContext(ctx context.Context) (context.Context, context.CancelFunc) {
 // commands are the groups of commands, one file each. A new group is one more line here.
 func commands(c *cli) []*cobra.Command {
 	return []*cobra.Command{
-		serveCommand(c), worldCommand(c), runWorldCommand(c), episodeCommand(c), scoreCommand(c), graderCommand(c), policyCommand(c), versionCommand(c),
-		auditCommand(c), doctorCommand(c), benchCommand(c),
+		serveCommand(c), worldCommand(c), runWorldCommand(c), episodeCommand(c), scoreCommand(c), graderCommand(c), batchCommand(c),
+		policyCommand(c), versionCommand(c), auditCommand(c), doctorCommand(c), benchCommand(c),
 	}
 }
 
