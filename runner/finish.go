@@ -375,26 +375,9 @@ const (
 	captureFile = "capture.json"
 )
 
-// capturedChange is overlay.Change with its raw bytes made fit for JSON.
-type capturedChange struct {
-	overlay.Change
-	Path     Raw `json:"path"`
-	Target   Raw `json:"target,omitempty"`
-	LinkedTo Raw `json:"linked_to,omitempty"`
-}
-
-type captured struct {
-	overlay.Capture
-	Changes []capturedChange `json:"changes"`
-}
-
 // saveCapture writes capture.json: whole or not at all.
 func saveCapture(dir string, c overlay.Capture) error {
-	doc := captured{Capture: c, Changes: make([]capturedChange, len(c.Changes))}
-	for i, ch := range c.Changes {
-		doc.Changes[i] = capturedChange{Change: ch, Path: Raw(ch.Path), Target: Raw(ch.Target), LinkedTo: Raw(ch.LinkedTo)}
-	}
-	raw, err := json.Marshal(doc)
+	raw, err := json.Marshal(c)
 	if err != nil {
 		return fmt.Errorf("encode capture: %w", err)
 	}
@@ -421,15 +404,9 @@ func loadCapture(dir string) (overlay.Capture, error) {
 	if err != nil {
 		return overlay.Capture{}, fmt.Errorf("capture: %w", err)
 	}
-	var doc captured
-	if err := json.Unmarshal(raw, &doc); err != nil {
+	var c overlay.Capture
+	if err := json.Unmarshal(raw, &c); err != nil {
 		return overlay.Capture{}, &Error{Kind: KindRecordDamaged, Detail: "capture.json: " + err.Error()}
-	}
-	c := doc.Capture
-	c.Changes = make([]overlay.Change, len(doc.Changes))
-	for i, ch := range doc.Changes {
-		c.Changes[i] = ch.Change
-		c.Changes[i].Path, c.Changes[i].Target, c.Changes[i].LinkedTo = string(ch.Path), string(ch.Target), string(ch.LinkedTo)
 	}
 	return c, nil
 }

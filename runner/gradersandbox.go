@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/paddock-run/paddock/overlay"
 	"github.com/paddock-run/paddock/sandbox"
 )
 
@@ -236,7 +237,7 @@ func (g *grading) inputs(w *layerWriter) {
 	w.file(InputDir+"/answer.json", answer, 0o644)
 	if g.in.Dir == "" { // control
 		w.file(InputDir+"/trajectory.jsonl", nil, 0o644)
-		w.json(InputDir+"/capture.json", captured{Changes: []capturedChange{}})
+		w.json(InputDir+"/capture.json", overlay.Capture{Changes: []overlay.Change{}})
 		return
 	}
 	w.copy(InputDir+"/capture.json", filepath.Join(g.in.Dir, captureFile))
