@@ -363,7 +363,7 @@ func (s *Store) place(in sealing) error {
 			if err := os.Rename(s.layerDir(l), dead); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}
-			defer os.RemoveAll(dead)
+			defer func() { _ = os.RemoveAll(dead) }()
 		}
 		if err := st.move(s.layerDir(l)); err != nil {
 			return err

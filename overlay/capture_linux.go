@@ -243,7 +243,7 @@ func (c *capture) bytes(ctx context.Context, m met, change *Change) error {
 	if err != nil {
 		return fmt.Errorf("open %q: %w", m.path, err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	change.SHA256, change.Offset, err = c.pack.add(ctx, f, m.entry.size)
 	if err != nil {
 		return fmt.Errorf("read %q: %w", m.path, err)
@@ -310,12 +310,12 @@ func (m met) sameBytes(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("open %q: %w", m.path, err)
 	}
-	defer a.Close()
+	defer func() { _ = a.Close() }()
 	b, err := open(m.below.fd, m.path)
 	if err != nil {
 		return false, fmt.Errorf("open %q of the world: %w", m.path, err)
 	}
-	defer b.Close()
+	defer func() { _ = b.Close() }()
 	return equalFiles(ctx, a, b)
 }
 

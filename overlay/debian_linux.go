@@ -83,7 +83,7 @@ func (d *debian) fill(ctx context.Context, root int, p Progress) (layer, error) 
 	if err != nil {
 		return layer{}, err
 	}
-	defer os.RemoveAll(scratch)
+	defer func() { _ = os.RemoveAll(scratch) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	cmd := exec.CommandContext(ctx, d.program, d.args()...)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -57,7 +56,7 @@ func names(dir int) ([]string, error) {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), "directory")
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	list, err := f.Readdirnames(-1)
 	slices.Sort(list)
 	return list, err
@@ -206,22 +205,12 @@ func (r *reader) entry(ctx context.Context, dir int, name, p string, depth int) 
 			return err
 		}
 	}
-	var body io.Reader
-	if e.kind == typeFile {
-		id := inode{st.Dev, st.Ino}
-		if first, ok := r.links[id]; ok {
-			e.kind, e.target, e.size = typeHardlink, first, 0
-		} else {
-			if st.Nlink > 1 {
-				r.links[id] = e.path
-			}
-			f, err := open(fd, e.path)
-			if err != nil {
-				return fmt.Errorf("open %q: %w", e.path, err)
-			}
-			defer f.Close()
-			body = f
-		}
+	body, err := r.body(e, fd, &st)
+	if err != nil {
+		return err
+	}
+	if body != nil {
+		defer func() { _ = body.Close() }()
 	}
 	if err := r.out.add(e, body); err != nil {
 		return err
@@ -230,6 +219,26 @@ func (r *reader) entry(ctx context.Context, dir int, name, p string, depth int) 
 		return r.dir(ctx, fd, p, depth+1)
 	}
 	return nil
+}
+
+// body opens a file's bytes, or makes e a hard link when it is one more name of a file.
+func (r *reader) body(e *entry, fd int, st *unix.Stat_t) (*os.File, error) {
+	if e.kind != typeFile {
+		return nil, nil
+	}
+	id := inode{st.Dev, st.Ino}
+	if first, ok := r.links[id]; ok {
+		e.kind, e.target, e.size = typeHardlink, first, 0
+		return nil, nil
+	}
+	if st.Nlink > 1 {
+		r.links[id] = e.path
+	}
+	f, err := open(fd, e.path)
+	if err != nil {
+		return nil, fmt.Errorf("open %q: %w", e.path, err)
+	}
+	return f, nil
 }
 
 func join(prefix, name string) string {

@@ -5,21 +5,21 @@ import (
 	"fmt"
 )
 
-// ErrCorrupt: a layer's contents do not match its digest. Fetch or rebuild it.
+// ErrCorrupt says that a layer's contents do not match its digest. Fetch or rebuild it.
 var ErrCorrupt = errors.New("layer does not match its digest")
 
-// ErrInUse: the world cannot be removed while an episode or build uses it.
+// ErrInUse says that the world cannot be removed while an episode or build uses it.
 var ErrInUse = errors.New("world is in use")
 
-// ErrLocked: another daemon has this store open.
+// ErrLocked says that another daemon has this store open.
 var ErrLocked = errors.New("store is in use by another daemon")
 
-// NotFoundError: no world has that id or name.
+// NotFoundError says that no world has that id or name.
 type NotFoundError struct{ Ref string }
 
 func (e *NotFoundError) Error() string { return fmt.Sprintf("no world %q", e.Ref) }
 
-// RecipeError: the recipe, archive or directory is not acceptable; Kind is stable.
+// RecipeError says that the recipe, archive or directory is not acceptable; Kind is stable.
 type RecipeError struct {
 	// Kind is bad_recipe, not_found, invalid_path, outside_root, duplicate_entry,
 	// bad_archive, world_invalid, world_too_large, unsupported_entry or missing_tool.

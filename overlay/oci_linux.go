@@ -113,7 +113,7 @@ func (s *Store) exportLayer(ctx context.Context, l layer, tw *tar.Writer) error 
 		if err != nil {
 			return err
 		}
-		defer f.Close()
+		defer func() { _ = f.Close() }()
 		return exportFile(tw, name, d.Size, f)
 	}
 	if err := exportFile(tw, name, d.Size, nil); err != nil {
@@ -193,7 +193,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader, name string, p Progress
 	if err != nil {
 		return World{}, fmt.Errorf("import: %w", err)
 	}
-	defer os.RemoveAll(spool)
+	defer func() { _ = os.RemoveAll(spool) }()
 	im := &importing{store: s, dir: spool, blobs: map[string]int64{}, progress: p}
 	w, err := im.run(ctx, r)
 	if err != nil {
@@ -212,7 +212,6 @@ type importing struct {
 	index    []byte
 	blobs    map[string]int64 // size by digest in hex; each was checked
 	progress Progress
-	stages   map[string]*staging
 }
 
 func (im *importing) run(ctx context.Context, r io.Reader) (World, error) {
@@ -334,7 +333,7 @@ func (im *importing) file(h *tar.Header, body io.Reader) error {
 	if err != nil {
 		return fmt.Errorf("import: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	hash := sha256.New()
 	src := &faulty{r: body}
 	n, err := io.Copy(io.MultiWriter(f, hash), src)
@@ -464,7 +463,7 @@ func (im *importing) unpack(ctx context.Context, blob string, root int, below lo
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	r, end, err := decompress(f, im.store.opts.Limits)
 	if err != nil {
 		return "", err

@@ -16,7 +16,7 @@ import (
 
 const (
 	// sparseBytes and sparseTotal are from where a file is hashed by its data alone: its
-	// size, or that of it and all files before it. Both are about content, so equal trees
+	// size, or that of it and all files before it that are not larger than that. Both are about content, so equal trees
 	// have equal digests, and a tree of holes costs no more than its data.
 	sparseBytes = 4 << 30
 	sparseTotal = 16 << 30
@@ -53,7 +53,9 @@ func newPack(p string, limit int64) (*pack, error) {
 
 // add hashes a file and keeps its bytes when they fit; offset is -1 when not.
 func (k *pack) add(ctx context.Context, f *os.File, size int64) (digest string, offset int64, err error) {
-	k.hashed += min(size, sparseTotal+1)
+	if size <= sparseBytes && k.hashed <= sparseTotal {
+		k.hashed += size
+	}
 	if size > sparseBytes || k.hashed > sparseTotal {
 		digest, err = k.sparse(ctx, f, size)
 		return digest, -1, err
@@ -88,7 +90,7 @@ func (k *pack) add(ctx context.Context, f *os.File, size int64) (digest string, 
 // sparse hashes a file's size and its non-zero blocks.
 func (k *pack) sparse(ctx context.Context, f *os.File, size int64) (string, error) {
 	h := sha256.New()
-	fmt.Fprintf(h, "%d\n", size)
+	_, _ = fmt.Fprintf(h, "%d\n", size)
 	fd := int(f.Fd())
 	for off := int64(0); off < size; {
 		start, err := unix.Seek(fd, off, unix.SEEK_DATA)
@@ -122,7 +124,7 @@ func hashBlocks(h hash.Hash, b []byte, off int64) {
 	for len(b) > 0 {
 		n := min(len(b), sparseBlock)
 		if !zero(b[:n]) {
-			fmt.Fprintf(h, "%d %d\n", off, n)
+			_, _ = fmt.Fprintf(h, "%d %d\n", off, n)
 			h.Write(b[:n])
 		}
 		b, off = b[n:], off+int64(n)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -28,11 +27,11 @@ func (f *Fork) Restore(ctx context.Context, c Capture, pack string, dir *os.File
 	if err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
-	defer packed.Close()
+	defer func() { _ = packed.Close() }()
 	t := newTree(int(dir.Fd()), Limits{Bytes: 1 << 62, Entries: 1 << 62})
 	t.shift = hostID
 	t.implied = below.at
-	r := &restoring{tree: t, pack: packed, opaque: map[string]bool{}}
+	r := &restoring{tree: t, pack: packed}
 	if err := unix.Fchown(t.root, int(hostID), int(hostID)); err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
@@ -54,16 +53,17 @@ func (f *Fork) Restore(ctx context.Context, c Capture, pack string, dir *os.File
 }
 
 type restoring struct {
-	tree   *tree
-	pack   *os.File
-	opaque map[string]bool
+	tree *tree
+	pack *os.File
 }
 
+// change makes one path. An opaque directory is not made opaque again: the capture lists
+// what it hid as deleted and leaves out what is again as in the world.
 func (r *restoring) change(c *Change) error {
 	p := strings.TrimPrefix(c.Path, "/")
 	e := &entry{
 		path: p, kind: c.Type, mode: c.Mode & modeBits, uid: c.UID, gid: c.GID, size: c.Size, mtime: c.ModTime,
-		target: c.Target, xattrs: c.Xattrs, opaque: c.Opaque,
+		target: c.Target, xattrs: c.Xattrs,
 	}
 	if p == "" {
 		return r.tree.attributes(r.tree.root, e)
@@ -73,9 +73,6 @@ func (r *restoring) change(c *Change) error {
 	}
 	switch {
 	case c.Kind == Deleted:
-		if r.hidden(p) {
-			return nil // overlayfs would show a whiteout that hides nothing
-		}
 		return r.tree.add(&entry{path: p, kind: typeWhiteout, mtime: epoch}, nil)
 	case c.LinkedTo != "":
 		return r.tree.add(&entry{path: p, kind: typeHardlink, target: strings.TrimPrefix(c.LinkedTo, "/")}, nil)
@@ -86,18 +83,6 @@ func (r *restoring) change(c *Change) error {
 			return errors.New("its bytes were not kept")
 		}
 		return r.tree.add(e, io.NewSectionReader(r.pack, c.Offset, c.Size))
-	case c.Type == typeDir && c.Opaque:
-		r.opaque[p] = true
 	}
 	return r.tree.add(e, nil)
-}
-
-// hidden says whether some directory above p hides what the world has there.
-func (r *restoring) hidden(p string) bool {
-	for len(r.opaque) > 0 && p != "." {
-		if p = path.Dir(p); r.opaque[p] {
-			return true
-		}
-	}
-	return false
 }

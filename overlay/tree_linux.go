@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -79,7 +80,7 @@ func (t *tree) write(e *entry, body io.Reader, also io.Writer) error {
 	}
 	if err := t.make(dir, path.Base(e.path), e, body, also); err != nil {
 		if errors.Is(err, unix.EEXIST) {
-			return err //nolint:wrapcheck // the caller tells a duplicate by it
+			return err
 		}
 		return fmt.Errorf("write %q: %w", e.path, err)
 	}
@@ -139,7 +140,7 @@ func (t *tree) file(dir int, name string, e *entry, body io.Reader, also io.Writ
 		return err
 	}
 	f := os.NewFile(uintptr(fd), e.path)
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	if err := t.copy(f, io.LimitReader(body, e.size), also, e.size); err != nil {
 		return err
 	}
@@ -274,8 +275,7 @@ func (t *tree) imply(p string) error {
 func (t *tree) close() error {
 	closeFD(t.dir)
 	t.dir = -1
-	for i := len(t.times) - 1; i >= 0; i-- {
-		d := t.times[i]
+	for _, d := range slices.Backward(t.times) {
 		dir, base, err := safepath.Plain(t.root).Parent(d.path)
 		if err != nil {
 			continue // replaced since

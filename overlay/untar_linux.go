@@ -181,7 +181,7 @@ func (u *unpacking) describe(h *tar.Header) (*entry, error) {
 	kind, ok := tarKinds[h.Typeflag]
 	if !ok {
 		if h.Typeflag == tar.TypeXGlobalHeader {
-			return nil, nil //nolint:nilnil // nil is "left out"
+			return nil, nil
 		}
 		return nil, refuse("unsupported_entry", h.Name, "tar entry of type %q", h.Typeflag)
 	}
