@@ -22,7 +22,7 @@ func (s *Store) makeSkeleton() error {
 		return err
 	}
 	return s.stage(func(root int) error {
-		t := newTree(root, s.opts.Limits)
+		t := newTree(root, Limits{}.orDefault())
 		for _, p := range []string{"dev", "proc", "sys", "tmp", "run", "etc", "root", "etc/hosts", "etc/hostname", "etc/resolv.conf"} {
 			e := &entry{path: p, kind: typeDir, mode: 0o755, mtime: epoch}
 			switch {

@@ -1,0 +1,504 @@
+package overlay_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/paddock-run/paddock/internal/need"
+	"github.com/paddock-run/paddock/overlay"
+)
+
+type header = tar.Header
+
+// tarOf writes entries; a regular file's bytes are its Linkname.
+func tarOf(t *testing.T, entries ...header) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	for _, h := range entries {
+		text := ""
+		if h.Typeflag == 0 || h.Typeflag == tar.TypeReg {
+			h.Typeflag, text, h.Linkname = tar.TypeReg, h.Linkname, ""
+			h.Size = int64(len(text))
+		}
+		if h.Mode == 0 {
+			h.Mode = 0o755
+		}
+		must(t, tw.WriteHeader(&h))
+		_, err := tw.Write([]byte(text))
+		must(t, err)
+	}
+	must(t, tw.Close())
+	return buf.Bytes()
+}
+
+func file(t *testing.T, data []byte) string {
+	t.Helper()
+	p := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(p, data, 0o644))
+	return p
+}
+
+func wantKind(t *testing.T, err error, kind string) {
+	t.Helper()
+	if e, ok := errors.AsType[*overlay.RecipeError](err); !ok || e.Kind != kind {
+		t.Errorf("error %v, want a RecipeError of kind %s", err, kind)
+	}
+}
+
+// nothingLeft fails when a refused recipe left something in the store.
+func nothingLeft(t *testing.T, s *overlay.Store) {
+	t.Helper()
+	strays, err := s.Strays()
+	list, errList := s.List(t.Context())
+	if err != nil || errList != nil || len(strays) > 0 || len(list) > 0 {
+		t.Errorf("left in the store: %q, %d worlds, %v, %v", strays, len(list), err, errList)
+	}
+}
+
+func TestHostileTarsAreRefusedWhole(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		kind    string
+		entries []header
+	}{
+		"dot dot":            {"outside_root", []header{{Name: "../x", Linkname: "x"}}},
+		"dot dot inside":     {"outside_root", []header{{Name: "a/../../x", Linkname: "x"}}},
+		"absolute":           {"invalid_path", []header{{Name: "/x", Linkname: "x"}}},
+		"link climbs":        {"outside_root", []header{{Name: "a", Typeflag: tar.TypeSymlink, Linkname: "../../etc/shadow"}}},
+		"hard link outside":  {"outside_root", []header{{Name: "a", Typeflag: tar.TypeLink, Linkname: "../../etc/shadow"}}},
+		"hard link absolute": {"invalid_path", []header{{Name: "a", Typeflag: tar.TypeLink, Linkname: "/etc/shadow"}}},
+		"hard link unknown":  {"bad_archive", []header{{Name: "a", Typeflag: tar.TypeLink, Linkname: "b"}}},
+		"through own link": {"invalid_path", []header{
+			{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "/host"}, {Name: "l/x", Linkname: "x"},
+		}},
+		"hard link through own link": {"bad_archive", []header{
+			{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "/etc"}, {Name: "h", Typeflag: tar.TypeLink, Linkname: "l/shadow"},
+		}},
+		"below a file":   {"invalid_path", []header{{Name: "f", Linkname: "x"}, {Name: "f/x", Linkname: "x"}}},
+		"duplicate":      {"duplicate_entry", []header{{Name: "f", Linkname: "x"}, {Name: "./f", Linkname: "y"}}},
+		"file over link": {"duplicate_entry", []header{{Name: "f", Typeflag: tar.TypeSymlink, Linkname: "/x"}, {Name: "f", Linkname: "y"}}},
+		"char":           {"unsupported_entry", []header{{Name: "d", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 5}}},
+		"whiteout":       {"unsupported_entry", []header{{Name: "d", Typeflag: tar.TypeChar}}},
+		"block":          {"unsupported_entry", []header{{Name: "d", Typeflag: tar.TypeBlock}}},
+		"aufs name":      {"unsupported_entry", []header{{Name: ".wh.d", Linkname: "x"}}},
+		"etc a link":     {"world_invalid", []header{{Name: "etc", Typeflag: tar.TypeSymlink, Linkname: "/x"}}},
+		"proc a file":    {"world_invalid", []header{{Name: "proc", Linkname: "x"}}},
+		"long name":      {"invalid_path", []header{{Name: strings.Repeat("n", 256), Linkname: "x"}}},
+		"root a file":    {"invalid_path", []header{{Name: ".", Typeflag: tar.TypeSymlink, Linkname: "/x"}}},
+		"too many":       {"world_too_large", []header{{Name: "1"}, {Name: "2"}, {Name: "3"}, {Name: "4"}, {Name: "5"}, {Name: "6"}}},
+		"too large":      {"world_too_large", []header{{Name: "1", Linkname: strings.Repeat("x", 5000)}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := openStore(t, overlay.Options{Limits: overlay.Limits{Bytes: 4096, Entries: 5}})
+			p := file(t, tarOf(t, c.entries...))
+			_, err := s.Build(t.Context(), overlay.Recipe{Tar: p}, nil)
+			wantKind(t, err, c.kind)
+			nothingLeft(t, s)
+		})
+	}
+}
+
+func TestBrokenArchivesAreRefused(t *testing.T) {
+	t.Parallel()
+	whole := tarOf(t, header{Name: "f", Linkname: strings.Repeat("text", 1000)})
+	zip := gz(t, whole)
+	for name, data := range map[string][]byte{
+		"cut": whole[:2000], "gzip cut": zip[:len(zip)/2], "text": []byte(strings.Repeat("not a tar ", 200)), "gzip only": {0x1f, 0x8b},
+		"zstd only": {0x28, 0xb5, 0x2f, 0xfd, 0xff},
+	} {
+		s := openStore(t, overlay.Options{})
+		_, err := s.Build(t.Context(), overlay.Recipe{Tar: file(t, data)}, nil)
+		if e, ok := errors.AsType[*overlay.RecipeError](err); !ok || e.Kind != "bad_archive" {
+			t.Errorf("%s: error %v, want bad_archive", name, err)
+		}
+		nothingLeft(t, s)
+	}
+}
+
+func TestABombEndsAtItsBound(t *testing.T) {
+	t.Parallel()
+	var buf bytes.Buffer
+	z, err := zstd.NewWriter(&buf)
+	must(t, err)
+	tw := tar.NewWriter(z)
+	must(t, tw.WriteHeader(&tar.Header{Name: "zeros", Mode: 0o644, Size: 1300 << 20}))
+	block := make([]byte, 1<<20)
+	for range 1300 {
+		_, err := tw.Write(block)
+		must(t, err)
+	}
+	must(t, errors.Join(tw.Close(), z.Close()))
+	s := openStore(t, overlay.Options{})
+	_, err = s.Build(t.Context(), overlay.Recipe{Tar: file(t, buf.Bytes())}, nil)
+	wantKind(t, err, "world_too_large")
+	nothingLeft(t, s)
+}
+
+func gz(t *testing.T, data []byte) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	z := gzip.NewWriter(&buf)
+	_, err := z.Write(data)
+	must(t, errors.Join(err, z.Close()))
+	return buf.Bytes()
+}
+
+func TestEveryFormOfAnArchiveAndTheDirectoryAreOneWorld(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, overlay.Options{})
+	dir := tree(t, map[string]string{"a/f": "text", "b": "->a/f"})
+	must(t, os.Link(filepath.Join(dir, "a/f"), filepath.Join(dir, "z")))
+	must(t, os.Chmod(filepath.Join(dir, "a"), 0o750))
+	plain := tarOf(t,
+		header{Name: "./", Typeflag: tar.TypeDir}, header{Name: "z", Linkname: "text", Mode: 0o644},
+		header{Name: "a/f", Typeflag: tar.TypeLink, Linkname: "./z"}, header{Name: "a/", Typeflag: tar.TypeDir, Mode: 0o750},
+		header{Name: "b", Typeflag: tar.TypeSymlink, Linkname: "a/f", Mode: 0o777},
+	)
+	enc, err := zstd.NewWriter(nil)
+	must(t, err)
+	ids := map[string]string{}
+	for name, r := range map[string]overlay.Recipe{
+		"dir": {Dir: dir}, "tar": {Tar: file(t, plain)}, "gzip": {Tar: file(t, gz(t, plain))}, "zstd": {Tar: file(t, enc.EncodeAll(plain, nil))},
+	} {
+		b, err := s.Build(t.Context(), r, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		ids[name] = b.World.ID
+	}
+	if ids["dir"] != ids["tar"] || ids["tar"] != ids["gzip"] || ids["gzip"] != ids["zstd"] {
+		t.Errorf("ids = %v, want one", ids)
+	}
+	again, err := s.Build(t.Context(), overlay.Recipe{Tar: file(t, plain)}, nil)
+	if err != nil || !again.Hit {
+		t.Errorf("the same archive again: hit %v, %v", again.Hit, err)
+	}
+}
+
+// The digest of a small world is pinned: a change of the canonical form changes the ids of
+// all worlds, and must change builderVersion.
+func TestCanonicalFormIsPinned(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, overlay.Options{})
+	dir := tree(t, map[string]string{"a/f": "text", "a-b": "1", "l": "->a/f", "\xff\n": "odd"})
+	must(t, os.Chtimes(filepath.Join(dir, "a/f"), time.Unix(99, 0), time.Unix(99, 0)))
+	must(t, os.Chown(filepath.Join(dir, "a"), 12, 13))
+	b, err := s.Build(t.Context(), overlay.Recipe{Dir: dir}, nil)
+	must(t, err)
+	if got, want := b.World.Layers[0], "sha256:158713581ec3b3c63a6448faafca2c8effd6ae04c4b0b4a1e9c3c3fdf4966459"; got != want {
+		t.Errorf("layer %s, want %s", got, want)
+	}
+}
+
+func TestRecipesThatMakeNoSense(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, overlay.Options{})
+	dir := tree(t, map[string]string{"f": "f"})
+	for name, c := range map[string]struct {
+		kind string
+		r    overlay.Recipe
+	}{
+		"none":        {"bad_recipe", overlay.Recipe{}},
+		"two":         {"bad_recipe", overlay.Recipe{Dir: dir, Busybox: true}},
+		"base of one": {"bad_recipe", overlay.Recipe{Base: "x", Busybox: true}},
+		"cache":       {"bad_recipe", overlay.Recipe{Dir: dir, Cache: "maybe"}},
+		"name":        {"bad_recipe", overlay.Recipe{Dir: dir, Name: "sha256:abc"}},
+		"hex name":    {"bad_recipe", overlay.Recipe{Dir: dir, Name: "abcdef0123"}},
+		"env":         {"bad_recipe", overlay.Recipe{Dir: dir, Config: overlay.Config{Env: []string{"=x"}}}},
+		"tool":        {"bad_recipe", overlay.Recipe{Dir: dir, Config: overlay.Config{Tools: []overlay.Tool{{Name: "t"}}}}},
+		"no dir":      {"not_found", overlay.Recipe{Dir: dir + "/none"}},
+		"no tar":      {"not_found", overlay.Recipe{Tar: dir + "/none"}},
+		"tar a dir":   {"bad_recipe", overlay.Recipe{Tar: dir}},
+		"into":        {"outside_root", overlay.Recipe{Dir: dir, Into: "/a/../.."}},
+		"into etc":    {"world_invalid", overlay.Recipe{Dir: tree(t, map[string]string{"tmp": "->x"})}},
+		"suite":       {"bad_recipe", overlay.Recipe{Debian: &overlay.Debian{Suite: "--help"}}},
+		"package":     {"bad_recipe", overlay.Recipe{Debian: &overlay.Debian{Suite: "bookworm", Packages: []string{"a,b"}}}},
+	} {
+		_, err := s.Build(t.Context(), c.r, nil)
+		if e, ok := errors.AsType[*overlay.RecipeError](err); !ok || e.Kind != c.kind {
+			t.Errorf("%s: error %v, want kind %s", name, err, c.kind)
+		}
+	}
+	_, err := s.Build(t.Context(), overlay.Recipe{Dir: dir, Base: "nobody"}, nil)
+	if _, ok := errors.AsType[*overlay.NotFoundError](err); !ok {
+		t.Errorf("unknown base: %v, want a NotFoundError", err)
+	}
+	nothingLeft(t, s)
+}
+
+func TestADirOnABaseKeepsTheBasesDirectories(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, overlay.Options{Busybox: need.Busybox(t)})
+	base, err := s.Build(t.Context(), overlay.Recipe{Busybox: true, Name: "base"}, nil)
+	must(t, err)
+	b, err := s.Build(t.Context(), overlay.Recipe{
+		Base: "base", Into: "/home/agent/work", Dir: tree(t, map[string]string{"doc": "text"}),
+		Config: overlay.Config{WorkingDir: "/home/agent/work"},
+	}, nil)
+	must(t, err)
+	if b.World.Layers[0] != base.World.Layers[0] || len(b.World.Layers) != 2 || len(b.World.Config.Env) != len(base.World.Config.Env) {
+		t.Errorf("world %+v is not one layer more than %+v", b.World, base.World)
+	}
+	f, err := s.Fork(t.Context(), b.World.ID)
+	must(t, err)
+	defer f.Release()
+	out := mounted(t, f.Lowers(), t.TempDir(), `stat -c '%n %u %a' home home/agent home/agent/work tmp; cat home/agent/work/doc`)
+	if want := "home 0 755\nhome/agent 1000 755\nhome/agent/work 0 755\ntmp 0 1777\ntext"; out != want {
+		t.Errorf("got %q, want %q", out, want)
+	}
+	if err := s.Remove(t.Context(), "base"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(f.Lowers()[1], "bin/busybox")); err != nil {
+		t.Errorf("the base's layer went with its world: %v", err)
+	}
+	_, err = s.Build(t.Context(), overlay.Recipe{Base: b.World.ID, Dir: tree(t, map[string]string{"bin/sh/x": "x"})}, nil)
+	wantKind(t, err, "world_invalid")
+}
+
+func TestIgnore(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, overlay.Options{})
+	b, err := s.Build(t.Context(), overlay.Recipe{
+		Dir:    tree(t, map[string]string{".git/HEAD": "x", "a/.git/x": "x", "a/b.log": "x", "c.log": "x", "build/out/keep": "x", "build/out/no": "x", "build/n/o": "x"}),
+		Ignore: []string{".git", "*.log", "# no", "build", "!build/out/keep"},
+	}, nil)
+	must(t, err)
+	f, err := s.Fork(t.Context(), b.World.ID)
+	must(t, err)
+	defer f.Release()
+	var got []string
+	must(t, filepath.WalkDir(f.Lowers()[0], func(p string, d os.DirEntry, err error) error {
+		if !d.IsDir() {
+			got = append(got, strings.TrimPrefix(p, f.Lowers()[0]+"/"))
+		}
+		return err
+	}))
+	if diff := cmp.Diff([]string{"a/.git/x", "a/b.log", "build/out/keep"}, got); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+}
+
+func TestEqualBuildsAtOneTimeAreMadeOnce(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, overlay.Options{})
+	dir := tree(t, map[string]string{"f": "f"})
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	made, ids := 0, map[string]bool{}
+	for range 16 {
+		wg.Go(func() {
+			b, err := s.Build(context.WithoutCancel(t.Context()), overlay.Recipe{Dir: dir}, nil)
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			ids[b.World.ID] = true
+			if !b.Hit {
+				made++
+			}
+		})
+	}
+	wg.Wait()
+	if made != 1 || len(ids) != 1 {
+		t.Errorf("%d made, %d worlds, want one", made, len(ids))
+	}
+}
+
+func TestVersionAndConfigMakeOtherKeys(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, overlay.Options{})
+	dir := tree(t, map[string]string{"f": "f"})
+	build := func(r overlay.Recipe) overlay.Built {
+		r.Dir = dir
+		b, err := s.Build(t.Context(), r, nil)
+		must(t, err)
+		return b
+	}
+	first, salted, other := build(overlay.Recipe{}), build(overlay.Recipe{Version: "2"}), build(overlay.Recipe{Config: overlay.Config{User: "root"}})
+	if salted.Hit || salted.World.ID != first.World.ID {
+		t.Errorf("with a version: hit %v, world %s", salted.Hit, salted.World.ID)
+	}
+	if other.Hit || other.World.ID == first.World.ID || other.World.Layers[0] != first.World.Layers[0] {
+		t.Errorf("with a user: hit %v, world %s", other.Hit, other.World.ID)
+	}
+	off := build(overlay.Recipe{Cache: "off", Version: "3"})
+	if again := build(overlay.Recipe{Version: "3"}); off.Hit || again.Hit {
+		t.Error("cache off left a key")
+	}
+}
+
+func TestWorldsOutliveTheStoreAndACrashLeavesNothing(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	root := t.TempDir()
+	s, err := overlay.Open(root, overlay.Options{})
+	must(t, err)
+	b, err := s.Build(t.Context(), overlay.Recipe{Dir: tree(t, map[string]string{"f": "f"}), Name: "mine"}, nil)
+	must(t, err)
+	must(t, s.Close())
+	for _, p := range []string{"tmp/overlay-123/x", "layers/sha256/" + strings.Repeat("a", 64), "tmp/upload-1"} {
+		must(t, os.MkdirAll(filepath.Join(root, p), 0o755))
+	}
+	s, err = overlay.Open(root, overlay.Options{})
+	must(t, err)
+	defer s.Close()
+	if w, err := s.World(t.Context(), "mine"); err != nil || w.ID != b.World.ID {
+		t.Errorf("World() = %v, %v", w, err)
+	}
+	if strays, err := s.Strays(); err != nil || len(strays) > 0 {
+		t.Errorf("Strays() = %q, %v", strays, err)
+	}
+	if _, err := os.Stat(filepath.Join(root, "tmp/upload-1")); err != nil {
+		t.Errorf("another's file in tmp is gone: %v", err)
+	}
+}
+
+func TestVerifyFindsAChangedLayerAndARebuildHeals(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, overlay.Options{})
+	dir := tree(t, map[string]string{"f": "f"})
+	b, err := s.Build(t.Context(), overlay.Recipe{Dir: dir}, nil)
+	must(t, err)
+	must(t, s.Verify(t.Context(), b.World.ID, nil))
+	f, err := s.Fork(t.Context(), b.World.ID)
+	must(t, err)
+	layer := f.Lowers()[0]
+	f.Release()
+	must(t, os.WriteFile(filepath.Join(layer, "f"), []byte("g"), 0o644))
+	if err := s.Verify(t.Context(), b.World.ID, nil); !errors.Is(err, overlay.ErrCorrupt) {
+		t.Errorf("Verify() = %v, want ErrCorrupt", err)
+	}
+	if _, err := s.Fork(t.Context(), b.World.ID); !errors.Is(err, overlay.ErrCorrupt) {
+		t.Errorf("Fork() = %v, want ErrCorrupt", err)
+	}
+	again, err := s.Build(t.Context(), overlay.Recipe{Dir: dir}, nil)
+	if err != nil || again.Hit || again.World.ID != b.World.ID {
+		t.Fatalf("Build() again = %+v, %v", again, err)
+	}
+	must(t, s.Verify(t.Context(), b.World.ID, nil))
+}
+
+// layout makes an OCI image layout of layer tars.
+func layout(t *testing.T, edit func(files map[string][]byte), layers ...[]byte) []byte {
+	t.Helper()
+	files := map[string][]byte{}
+	put := func(data []byte) (digest string, size int) {
+		h := sha256.Sum256(data)
+		files["blobs/sha256/"+hex.EncodeToString(h[:])] = data
+		return "sha256:" + hex.EncodeToString(h[:]), len(data)
+	}
+	var diffIDs, descs []string
+	for _, l := range layers {
+		h := sha256.Sum256(l)
+		diffIDs = append(diffIDs, `"sha256:`+hex.EncodeToString(h[:])+`"`)
+		d, n := put(gz(t, l))
+		descs = append(descs, fmt.Sprintf(`{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":%q,"size":%d}`, d, n))
+	}
+	cd, cn := put([]byte(`{"architecture":"amd64","os":"linux","config":{"Env":["A=b"],"WorkingDir":"/w"},"rootfs":{"type":"layers","diff_ids":[` + strings.Join(diffIDs, ",") + `]}}`))
+	md, mn := put(fmt.Appendf(nil, `{"schemaVersion":2,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":%q,"size":%d},"layers":[%s]}`, cd, cn, strings.Join(descs, ",")))
+	files["index.json"] = fmt.Appendf(nil, `{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":%q,"size":%d}]}`, md, mn)
+	if edit != nil {
+		edit(files)
+	}
+	var entries []header
+	for name, data := range files {
+		entries = append(entries, header{Name: name, Linkname: string(data)})
+	}
+	return tarOf(t, entries...)
+}
+
+func TestImportOfAForeignImage(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, overlay.Options{})
+	image := layout(t, nil,
+		tarOf(t, header{Name: "d/", Typeflag: tar.TypeDir, Uid: 7}, header{Name: "d/old", Linkname: "old", Uid: 8}, header{Name: "gone", Linkname: "x"},
+			header{Name: "dev/null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}, header{Name: "o/hidden", Linkname: "x"}),
+		tarOf(t, header{Name: ".wh.gone"}, header{Name: "d/new", Linkname: "new"}, header{Name: "o/.wh..wh..opq"}, header{Name: "o/shown", Linkname: "x"}),
+	)
+	w, err := s.Import(t.Context(), bytes.NewReader(image), "foreign", nil)
+	must(t, err)
+	if w.Config.WorkingDir != "/w" || len(w.Layers) != 2 {
+		t.Errorf("world %+v", w)
+	}
+	must(t, s.Verify(t.Context(), w.ID, nil))
+	f, err := s.Fork(t.Context(), "foreign")
+	must(t, err)
+	out := mounted(t, f.Lowers(), t.TempDir(), `find d o gone -printf '%p %U\n' 2>/dev/null | sort`)
+	if want := "d 7\nd/new 0\nd/old 8\no 0\no/shown 0\n"; out != want {
+		t.Errorf("tree %q, want %q", out, want)
+	}
+	f.Release()
+	var first, second bytes.Buffer
+	must(t, s.Export(t.Context(), w.ID, &first))
+	must(t, s.Remove(t.Context(), w.ID))
+	if again, err := s.Import(t.Context(), bytes.NewReader(first.Bytes()), "", nil); err != nil || again.ID != w.ID {
+		t.Fatalf("import of the export = %+v, %v", again, err)
+	}
+	must(t, s.Export(t.Context(), w.ID, &second))
+	if !bytes.Equal(first.Bytes(), second.Bytes()) {
+		t.Error("two exports differ")
+	}
+}
+
+func TestHostileImagesAreRefusedWhole(t *testing.T) {
+	t.Parallel()
+	ok := tarOf(t, header{Name: "f", Linkname: "x"})
+	swap := func(name string, data []byte) func(map[string][]byte) {
+		return func(files map[string][]byte) {
+			for n := range files {
+				if strings.HasPrefix(n, name) {
+					files[n] = data
+				}
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		kind  string
+		image []byte
+	}{
+		"no index":            {"bad_archive", tarOf(t, header{Name: "x", Linkname: "x"})},
+		"wrong blob":          {"bad_archive", layout(t, swap("blobs/", []byte("x")), ok)},
+		"bad index":           {"bad_archive", layout(t, swap("index.json", []byte("{")), ok)},
+		"missing":             {"bad_archive", layout(t, func(f map[string][]byte) { deletePrefix(f, "blobs/") }, ok)},
+		"high owner":          {"world_invalid", layout(t, nil, tarOf(t, header{Name: "f", Linkname: "x", Uid: 65536}))},
+		"etc whited out":      {"world_invalid", layout(t, nil, tarOf(t, header{Name: ".wh.etc"}))},
+		"device":              {"unsupported_entry", layout(t, nil, tarOf(t, header{Name: "d", Typeflag: tar.TypeChar}))},
+		"dot dot":             {"outside_root", layout(t, nil, tarOf(t, header{Name: "../x", Linkname: "x"}))},
+		"whiteout of dot dot": {"invalid_path", layout(t, nil, tarOf(t, header{Name: "a/.wh..."}))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := openStore(t, overlay.Options{})
+			_, err := s.Import(t.Context(), bytes.NewReader(c.image), "", nil)
+			wantKind(t, err, c.kind)
+			nothingLeft(t, s)
+		})
+	}
+}
+
+func deletePrefix(m map[string][]byte, prefix string) {
+	for n := range m {
+		if strings.HasPrefix(n, prefix) {
+			delete(m, n)
+		}
+	}
+}
