@@ -71,15 +71,15 @@ func episodeCall(c *cli) *cobra.Command {
 		Long: "Make one tool call in an episode. Output is passed on as it comes, the exit code as by `paddock run`.\n\n" +
 			"  paddock episode call ep-1 -- ls -l\n" +
 			"  paddock episode call ep-1 --tool search --args '{\"query\": \"x\"}'\n" +
+			"  paddock episode call ep-1 --tool session_open --session main\n" +
 			"  paddock episode call ep-1 --session main -- 'cd /tmp; export A=1'",
 		Args: args(cobra.MinimumNArgs(1)),
 	}
 	key := runFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
 		spec := f.make(a[1:])
+		spec.Session = session
 		switch {
-		case session != "":
-			spec.Tool, spec.Session, spec.Argv, spec.Shell = "session", session, nil, strings.Join(a[1:], " ")
 		case tool != "":
 			spec.Tool = tool
 			if arguments != "" {
@@ -88,6 +88,8 @@ func episodeCall(c *cli) *cobra.Command {
 			if len(a) == 1 {
 				spec.Argv = nil
 			}
+		case session != "":
+			spec.Tool, spec.Argv, spec.Shell = "session", nil, strings.Join(a[1:], " ")
 		case len(a) < 2:
 			return usageError{errors.New("episode call: want a command after --, or --tool")}
 		}
@@ -278,7 +280,7 @@ func episodeDiff(c *cli) *cobra.Command {
 				if o.Target != "" {
 					path += " -> " + o.Target
 				}
-				rows = append(rows, []string{signs[o.Kind], o.Type, fmt.Sprintf("%04o", o.Mode), strconv.FormatInt(o.Size, 10), path})
+				rows = append(rows, []string{signs[o.Kind], o.Type, mode(o), strconv.FormatInt(o.Size, 10), path})
 			}
 			table(w, rows...)
 			if capture.Truncated {
@@ -288,6 +290,14 @@ func episodeDiff(c *cli) *cobra.Command {
 	}
 	cmd.Flags().IntVar(&attempt, "attempt", 0, "number of the attempt; the last by default")
 	return cmd
+}
+
+// mode is a change's, which what is deleted has none of.
+func mode(o api.Change) string {
+	if o.Kind == "deleted" {
+		return "-"
+	}
+	return fmt.Sprintf("%04o", o.Mode)
 }
 
 func episodeCalls(c *cli) *cobra.Command {
