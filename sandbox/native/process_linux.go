@@ -36,6 +36,27 @@ type process struct {
 
 	killed, timedOut, cpuTimedOut atomic.Bool
 	once                          sync.Once
+
+	killing  sync.Mutex // held while the slot's processes are killed
+	released bool       // the slot may be another call's by now
+}
+
+// killSlot ends every process of the command and says how many there were. The slot is
+// not given back while this runs, and not touched afterwards.
+func (p *process) killSlot() int {
+	p.killing.Lock()
+	defer p.killing.Unlock()
+	if p.released {
+		return 0
+	}
+	return p.slot.kill()
+}
+
+func (p *process) releaseSlot() {
+	p.killing.Lock()
+	p.released = true
+	p.killing.Unlock()
+	p.s.slots.release(p.slot)
 }
 
 // Start starts a command. What the program does wrong is in the Exit; an error means that
@@ -168,7 +189,7 @@ func (p *process) launch(ctx context.Context, theirs []*os.File) (*sandbox.Start
 		}
 		return nil, nil
 	case <-ctx.Done():
-		p.slot.kill()
+		p.killSlot()
 		return nil, context.Cause(ctx)
 	}
 }
@@ -317,7 +338,7 @@ func (p *process) run() {
 	if p.cmd.Timeout > 0 {
 		timer := time.AfterFunc(p.cmd.Timeout, func() {
 			p.timedOut.Store(true)
-			p.slot.kill()
+			p.killSlot()
 		})
 		go func() { <-p.ended; timer.Stop() }()
 	}
@@ -332,7 +353,7 @@ func (p *process) watchCPU() {
 		left := p.cmd.CPUTime - (p.slot.cpu() - p.slot.cpu0)
 		if left <= 0 {
 			p.cpuTimedOut.Store(true)
-			p.slot.kill()
+			p.killSlot()
 			return
 		}
 		select {
@@ -346,7 +367,7 @@ func (p *process) watchCPU() {
 // Kill ends every process of the command.
 func (p *process) Kill() {
 	p.killed.Store(true)
-	p.slot.kill()
+	p.killSlot()
 }
 
 // Resize sets the terminal's size.
@@ -368,7 +389,7 @@ func (p *process) Wait() sandbox.Exit {
 	}
 	bounded := e.TimedOut || e.CPUTimedOut || p.killed.Load()
 	if bounded || p.cmd.Leftovers == sandbox.KillLeftovers {
-		e.Leftover = p.slot.kill()
+		e.Leftover = p.killSlot()
 	} else {
 		e.Leftover = p.slot.population()
 	}
@@ -378,7 +399,7 @@ func (p *process) Wait() sandbox.Exit {
 		}
 	}
 	p.settle(&e, bounded, wall)
-	p.s.slots.release(p.slot)
+	p.releaseSlot()
 	return e
 }
 
@@ -408,6 +429,6 @@ func (p *process) drop() {
 		_ = u.from.Close()
 	}
 	if p.slot != nil {
-		p.s.slots.release(p.slot)
+		p.releaseSlot()
 	}
 }
