@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -349,6 +350,14 @@ func (r *Runner) WriteReward(ctx context.Context, key Key, attempt int, name str
 	if !segment.MatchString(name) {
 		return Episode{}, badField("name", "%q is not [A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}", name)
 	}
+	if reward != nil && !finite(*reward) {
+		return Episode{}, badField("reward", "%v is not finite", *reward)
+	}
+	for name, v := range metrics {
+		if !finite(v) {
+			return Episode{}, badField("metrics/"+name, "%v is not finite", v)
+		}
+	}
 	at, err := r.attemptOf(ctx, key, attempt)
 	if err != nil {
 		return Episode{}, err
@@ -366,6 +375,8 @@ func (r *Runner) WriteReward(ctx context.Context, key Key, attempt int, name str
 	}
 	return r.attachScores(ctx, key, at.N, []ScoreResult{s})
 }
+
+func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
 // scratchDir is a directory under the store's run/, for as long as a scoring takes.
 type scratchDir struct {
