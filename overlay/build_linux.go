@@ -15,7 +15,7 @@ import (
 
 // builderVersion is part of every cache key; it changes when equal recipes give other
 // layers.
-const builderVersion = "paddock-build/1"
+const builderVersion = "paddock-build/2"
 
 // source is one kind of recipe.
 type source interface {
@@ -312,6 +312,7 @@ func (s *Store) seal(in sealing) (World, error) {
 		return World{}, fmt.Errorf("seal world: %w", err)
 	}
 	s.mu.Lock()
+	before := s.index.clone()
 	for _, l := range known {
 		s.index.Layers[l.DiffID] = l
 	}
@@ -323,7 +324,13 @@ func (s *Store) seal(in sealing) (World, error) {
 		s.index.Keys[in.world.Key] = w.ID
 	}
 	s.mu.Unlock()
-	return w, s.save()
+	if err := s.save(); err != nil {
+		s.mu.Lock()
+		s.index = before // commit is held, so nothing else changed meanwhile
+		s.mu.Unlock()
+		return World{}, fmt.Errorf("seal world: %w", err)
+	}
+	return w, nil
 }
 
 // known are the layers as the store has them already, where it does: the first form of a

@@ -108,7 +108,9 @@ func (c *capture) root(ctx context.Context, upper int, below lowerDir) error {
 // dir goes through a directory of the upper, and through the world's where it is hidden.
 func (c *capture) dir(ctx context.Context, fd int, at met, below lowerDir) error {
 	if at.depth >= maxDepth {
-		return errEnough
+		// What is beside it is still read: one deep path must not hide the others.
+		c.out.Truncated, c.whole = true, false
+		return nil
 	}
 	list, err := names(fd)
 	if err != nil {

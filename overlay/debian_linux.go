@@ -92,7 +92,7 @@ func (d *debian) fill(ctx context.Context, root int, p Progress) (layer, error) 
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = 30 * time.Second
-	cmd.Env = append(os.Environ(), "TMPDIR="+scratch, "SOURCE_DATE_EPOCH=0", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive")
+	cmd.Env = append(os.Environ(), "TMPDIR="+scratch, fmt.Sprintf("SOURCE_DATE_EPOCH=%d", epoch.Unix()), "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive")
 	words := &tail{max: buildTail}
 	cmd.Stderr = words
 	out, err := cmd.StdoutPipe()

@@ -14,8 +14,9 @@ import (
 	"github.com/paddock-run/paddock/internal/safepath"
 )
 
-// epoch is the time of every file of a layer that paddock makes.
-var epoch = time.Unix(0, 0).UTC()
+// epoch is the time of every file of a layer that paddock makes. It is not 1970: zip, and so
+// Python's wheels, can hold no time before 1980, in no time zone.
+var epoch = time.Date(1980, time.January, 2, 0, 0, 0, 0, time.UTC)
 
 // maxDepth bounds descriptors and recursion on trees that a guest wrote.
 const maxDepth = 512

@@ -191,6 +191,14 @@ func (s *Store) strays() ([]string, error) {
 	return out, nil
 }
 
+// clone is a copy to go back to.
+func (x *index) clone() index {
+	return index{
+		Version: x.Version, Worlds: maps.Clone(x.Worlds), Names: maps.Clone(x.Names),
+		Keys: maps.Clone(x.Keys), Layers: maps.Clone(x.Layers),
+	}
+}
+
 // manifest is the digest, in hex, of a world's manifest.
 func (x *index) manifest(w World) string {
 	var layers []layer
@@ -367,9 +375,15 @@ func (s *Store) forget(ref string) (dead []string, err error) {
 		dead = append(dead, to)
 	}
 	for _, b := range blobs {
-		if b != "" {
-			dead = append(dead, s.path("blobs/sha256/"+b))
+		if b == "" {
+			continue
 		}
+		// Moved while commit is held: a build may make the same blob right after.
+		to := s.path("tmp/" + tmpPrefix + "dead-" + b + fmt.Sprintf("-%d", time.Now().UnixNano()))
+		if err := os.Rename(s.path("blobs/sha256/"+b), to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return dead, err
+		}
+		dead = append(dead, to)
 	}
 	return dead, nil
 }

@@ -196,7 +196,7 @@ func (u *unpacking) describe(h *tar.Header) (*entry, error) {
 		return &entry{kind: typeDir}, nil
 	}
 	e := &entry{path: join(u.into, p), kind: kind, mode: uint32(h.Mode) & modeBits, mtime: h.ModTime.UTC()}
-	if e.mtime.Before(epoch) || e.mtime.Year() > 2200 {
+	if e.mtime.Unix() < 0 || e.mtime.Year() > 2200 {
 		e.mtime = epoch
 	}
 	if h.Uid < 0 || h.Gid < 0 || h.Uid > 1<<31 || h.Gid > 1<<31 {
