@@ -50,6 +50,11 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 	}
 	closers = append(closers, rec.Close)
 	run := filepath.Join(o.root, "run")
+	// Agents that are processes of the host must get to their sockets, and nowhere else:
+	// they may enter the root but not list it, and what else is in it is the daemon's alone.
+	if err := os.Chmod(o.root, 0o711); err != nil { //nolint:gosec // see above
+		return nil, err
+	}
 	sockets, err := daemon.NewSockets(filepath.Join(run, "sockets"))
 	if err != nil {
 		return nil, err

@@ -90,6 +90,11 @@ func Open(ctx context.Context, root string) (*Record, error) {
 	}
 	r := &Record{root: root, lock: lock, writes: make(chan *write, maxBatch), done: make(chan struct{})}
 	path := filepath.Join(root, "paddock.db")
+	// The root may be entered by the users of agents; SQLite gives its other files the
+	// mode of this one.
+	if err := private(path); err != nil {
+		return nil, errors.Join(fmt.Errorf("record: %w", err), lock.Close())
+	}
 	w, err := openDB(ctx, path, schema)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("record: %w", err), lock.Close())
@@ -108,6 +113,15 @@ func Open(ctx context.Context, root string) (*Record, error) {
 	r.syncs.file = r.wal
 	go r.writer(context.WithoutCancel(ctx), w, conn)
 	return r, nil
+}
+
+// private makes path, when it is missing, a file of the daemon's alone.
+func private(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Chmod(0o600), f.Close())
 }
 
 func openDB(ctx context.Context, path, setup string) (*sql.DB, error) {
