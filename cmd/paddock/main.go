@@ -40,7 +40,7 @@ func signalContext(ctx context.Context) (context.Context, context.CancelFunc) {
 func commands(c *cli) []*cobra.Command {
 	return []*cobra.Command{
 		serveCommand(c), worldCommand(c), runWorldCommand(c), episodeCommand(c), scoreCommand(c), graderCommand(c), batchCommand(c),
-		policyCommand(c), versionCommand(c), auditCommand(c), doctorCommand(c), benchCommand(c),
+		policyCommand(c), versionCommand(c), auditCommand(c), doctorCommand(c), benchCommand(c), demoCommand(c), demoAgentCommand(),
 	}
 }
 

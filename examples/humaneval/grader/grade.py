@@ -98,7 +98,7 @@ def passes(problem):
 
 def main():
     verdict = take_verdict_channel()
-    with open(os.path.join(sys.argv[1], "spec.json")) as spec:
+    with open(os.path.join(os.environ["PADDOCK_INPUTS"], "spec.json")) as spec:
         problem = problem_of(json.load(spec)["task"])
     failure = passes(problem)
     json.dump({"reward": float(failure is None), "reason": (failure or "all tests pass")[:500]}, verdict)

