@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"strings"
 	"time"
 
 	"github.com/paddock-run/paddock/api"
@@ -172,14 +173,15 @@ func describe(a api.Attempt) string {
 	if a.End == nil {
 		return "it is " + a.State
 	}
-	text := fmt.Sprintf("it ended %s by %s %q", a.End.Status, a.End.Cause, a.End.Evidence)
+	var text strings.Builder
+	fmt.Fprintf(&text, "it ended %s by %s %q", a.End.Status, a.End.Cause, a.End.Evidence)
 	if a.End.Step != "" {
-		text += " at " + a.End.Step
+		text.WriteString(" at " + a.End.Step)
 	}
 	for _, s := range a.Scores {
-		text += fmt.Sprintf("; score %s by %s %s %v", s.Status, s.Cause, s.Reason, s.Evidence)
+		fmt.Fprintf(&text, "; score %s by %s %s %q", s.Status, s.Cause, s.Reason, s.Evidence)
 	}
-	return text
+	return text.String()
 }
 
 // measure adds an attempt's durations to the phases.

