@@ -301,8 +301,20 @@ func (r *Runner) Delete(ctx context.Context, key Key) error {
 	return r.cfg.Record.DeleteEpisode(ctx, key)
 }
 
-// Changes returns the capture of an ended attempt; attempt 0 is the last.
+// Changes returns what an attempt changed; attempt 0 is the last. Of a live one it is read
+// now, with its processes held still meanwhile, and keeps no bytes.
 func (r *Runner) Changes(ctx context.Context, key Key, attempt int) (overlay.Capture, error) {
+	if a := r.liveOf(key); a != nil && (attempt == 0 || attempt == a.n) {
+		c, err := a.changesNow(ctx)
+		if KindOf(err) != KindEpisodeEnded {
+			return c, err
+		}
+		select { // its capture is the answer
+		case <-a.over:
+		case <-ctx.Done():
+			return overlay.Capture{}, context.Cause(ctx)
+		}
+	}
 	at, err := r.attemptOf(ctx, key, attempt)
 	if err != nil {
 		return overlay.Capture{}, err
@@ -312,6 +324,29 @@ func (r *Runner) Changes(ctx context.Context, key Key, attempt int) (overlay.Cap
 		return overlay.Capture{}, fmt.Errorf("attempt's directory: %w", err)
 	}
 	return loadCapture(dir)
+}
+
+func (a *attempt) changesNow(ctx context.Context) (c overlay.Capture, err error) {
+	select {
+	case <-a.ready:
+	case <-ctx.Done():
+		return c, context.Cause(ctx)
+	}
+	err = a.asked(ctx, func(ctx context.Context) error {
+		frozen := a.state() == Paused
+		if !frozen {
+			if err := a.sb.Freeze(ctx, true); err != nil {
+				return fmt.Errorf("freeze: %w", err)
+			}
+		}
+		var err error
+		c, err = a.fork.Capture(ctx, overlay.CaptureInput{Upper: a.sb.Upper(), HostID: a.ids.HostID})
+		if !frozen {
+			err = errors.Join(err, a.sb.Freeze(context.WithoutCancel(ctx), false))
+		}
+		return err
+	})
+	return c, err
 }
 
 // Trajectory reads the journal of an attempt's calls; attempt 0 is the last. A torn last
