@@ -233,8 +233,8 @@ func (s *session) flush() {
 // kill ends the shell and what it started, and returns when they are gone.
 func (s *session) kill() {
 	s.proc.Kill()
-	<-s.ended
 	_ = s.stdin.Close()
+	<-s.ended
 	s.flush()
 }
 

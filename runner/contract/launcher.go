@@ -197,6 +197,10 @@ func stdin(ctx context.Context, t *testing.T, sb runner.Sandbox) {
 	unread := command("true")
 	unread.Stdin = strings.NewReader(want)
 	wantCode(t, run(ctx, t, sb, unread), 0)
+	open, wr := io.Pipe() // a stdin that stays open holds no ended program
+	defer wr.Close()
+	unread.Stdin = open
+	wantCode(t, run(ctx, t, sb, unread), 0)
 }
 
 func notStarted(ctx context.Context, t *testing.T, sb runner.Sandbox) {
