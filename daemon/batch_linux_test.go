@@ -8,10 +8,10 @@ import (
 	"github.com/paddock-run/paddock/api"
 )
 
-// verdict is a grader that gives 1 where the answer file says so.
-func verdict(yes string) api.GraderSpec {
+// verdict is a grader that gives 1 where the answer file says yes.
+func verdict() api.GraderSpec {
 	return api.GraderSpec{
-		Files:   map[string]api.GraderFile{"grade.sh": {Bytes: []byte(`[ "$(cat /tmp/answer)" = ` + yes + ` ] && r=1 || r=0; echo "{\"reward\": $r}" >&"$PADDOCK_VERDICT_FD"`), Mode: 0o755}},
+		Files:   map[string]api.GraderFile{"grade.sh": {Bytes: []byte(`[ "$(cat /tmp/answer)" = yes ] && r=1 || r=0; echo "{\"reward\": $r}" >&"$PADDOCK_VERDICT_FD"`), Mode: 0o755}},
 		Command: []string{"sh", "/grader/grade.sh"},
 	}
 }
@@ -28,8 +28,8 @@ func (f *front) grader(tb testing.TB, spec api.GraderSpec) string {
 func TestGradersAreKeptByTheirContent(t *testing.T) {
 	t.Parallel()
 	f := serveEpisodes(t)
-	digest := f.grader(t, verdict("yes"))
-	if again := f.grader(t, verdict("yes")); again != digest {
+	digest := f.grader(t, verdict())
+	if again := f.grader(t, verdict()); again != digest {
 		t.Errorf("the same grader is %s and %s", digest, again)
 	}
 	g, err := f.client.Grader(t.Context(), digest)
@@ -47,7 +47,7 @@ func TestGradersAreKeptByTheirContent(t *testing.T) {
 func TestFinishScores(t *testing.T) {
 	t.Parallel()
 	f := serveEpisodes(t)
-	digest := f.grader(t, verdict("yes"))
+	digest := f.grader(t, verdict())
 	for id, want := range map[string]float64{"yes": 1, "no": 0} {
 		c, err := f.client.Create(t.Context(), api.EpisodeSpec{ID: id, World: world, Graders: []api.WeightedGrader{{Grader: digest}}})
 		if err != nil {
@@ -78,7 +78,7 @@ func TestClientsRewardIsKeptAsItsOwn(t *testing.T) {
 func TestBatchRunsAManifestAndStreamsResults(t *testing.T) {
 	t.Parallel()
 	f := serveEpisodes(t)
-	digest := f.grader(t, verdict("yes"))
+	digest := f.grader(t, verdict())
 	spec := api.BatchSpec{ID: "b", Run: "batch"}
 	for i := range 6 {
 		answer := []string{"yes", "no"}[i%2]
