@@ -8,7 +8,8 @@
 //	guest -> launcher  READY | FAILED errno           once
 //	daemon   -> guest  EXEC id                        any number, also at once
 //	guest -> daemon    STARTED id pid [+ pty] | FAILED id step errno
-//	guest -> daemon    EXITED id status               after STARTED
+//	guest -> daemon    EXITED id status | FAILED id step errno    after STARTED: the
+//	                   program's end, or why the child could not become the program
 //
 // The guest ends when the socket closes. All that comes from it is hostile input.
 package guest

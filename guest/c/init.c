@@ -321,6 +321,12 @@ static int set_up(struct cursor *c, const int *fd, int nfds) {
 
 static struct { pid_t pid; uint32_t id; } calls[MAX_CALLS];
 
+// failures has a place for each call where its child says why it could not become the
+// program. The memory is shared and is gone from the child with its exec. The child is
+// forked, not vforked: a program of the same user can stop it before its exec, and that
+// must hold up this one call alone, not PID 1.
+static volatile struct failure { int32_t step, error; } *failures;
+
 struct program {
 	uint32_t id, flags, uid, gid, umask, ngroups, nrlimits;
 	uint16_t rows, cols;
@@ -330,15 +336,14 @@ struct program {
 	const char **argv, **env;
 	const int *std, *tasks;
 	int nstd, ntasks, tty;
+	volatile struct failure *failure;
 };
 
-// failure is written by the vforked child, which shares the parent's memory.
-static volatile struct { int32_t step, error; } failure;
 enum { STEP_CGROUP = 1, STEP_STDIO, STEP_RLIMIT, STEP_USER, STEP_CWD, STEP_EXEC, STEP_FORK, STEP_PTY, STEP_DECODE };
 
-static _Noreturn void fail(int step) {
-	failure.step = step;
-	failure.error = errno;
+static _Noreturn void fail(const struct program *p, int step) {
+	p->failure->error = errno;
+	p->failure->step = step;
 	_exit(127);
 }
 
@@ -391,7 +396,7 @@ static int limit(const struct program *p) {
 static _Noreturn void child(const struct program *p) {
 	sigset_t none;
 	if (join(p->tasks, p->ntasks) < 0)
-		fail(STEP_CGROUP);
+		fail(p, STEP_CGROUP);
 	setsid();
 	for (int s = 1; s < NSIG; s++)
 		signal(s, SIG_DFL);
@@ -399,19 +404,19 @@ static _Noreturn void child(const struct program *p) {
 	sigprocmask(SIG_SETMASK, &none, 0);
 	for (int i = 0; i < p->nstd; i++)
 		if (dup2(p->std[i], i) < 0)
-			fail(STEP_STDIO);
+			fail(p, STEP_STDIO);
 	if (p->tty && ioctl(0, TIOCSCTTY, 0) < 0)
-		fail(STEP_PTY);
+		fail(p, STEP_PTY);
 	syscall(SYS_close_range, p->nstd, ~0u, 4 /* CLOEXEC */);
 	umask(p->umask);
 	if (limit(p) < 0)
-		fail(STEP_RLIMIT);
+		fail(p, STEP_RLIMIT);
 	if (become(p) < 0)
-		fail(STEP_USER);
+		fail(p, STEP_USER);
 	if (chdir(p->cwd) < 0)
-		fail(STEP_CWD);
+		fail(p, STEP_CWD);
 	exec_in_path(p);
-	fail(STEP_EXEC);
+	fail(p, STEP_EXEC);
 }
 
 static int open_pty(struct program *p, int *master) {
@@ -424,15 +429,6 @@ static int open_pty(struct program *p, int *master) {
 	if (tty < 0 || ioctl(tty, TIOCSWINSZ, &w) < 0 || fchown(tty, p->uid, p->gid) < 0)
 		return -1;
 	return tty;
-}
-
-// spawn is a function of its own so that vfork spoils no variable of its caller.
-static __attribute__((noinline)) pid_t spawn(const struct program *p) {
-	failure.step = 0;
-	pid_t pid = vfork();
-	if (pid == 0)
-		child(p);
-	return pid;
 }
 
 static void answer_failed(uint32_t id, int step, int error) {
@@ -457,14 +453,15 @@ static void start(struct program *p) {
 		p->tty = 1;
 	}
 	p->std = std;
-	pid_t pid = spawn(p);
+	p->failure = &failures[slot];
+	p->failure->step = 0;
+	pid_t pid = fork();
+	if (pid == 0)
+		child(p);
 	int error = errno;
 	close(tty);
 	if (pid < 0) {
 		answer_failed(p->id, STEP_FORK, error);
-	} else if (failure.step) {
-		waitpid(pid, 0, 0);
-		answer_failed(p->id, failure.step, failure.error);
 	} else {
 		int32_t words[] = {pid};
 		calls[slot].pid = pid;
@@ -525,7 +522,10 @@ static void reap(void) {
 				continue;
 			int32_t words[] = {status};
 			calls[i].pid = 0;
-			send_frame(EXITED, calls[i].id, words, 1, -1);
+			if (failures[i].step)
+				answer_failed(calls[i].id, failures[i].step, failures[i].error);
+			else
+				send_frame(EXITED, calls[i].id, words, 1, -1);
 			break;
 		}
 	}
@@ -575,6 +575,9 @@ int main(void) {
 	if (sig < 0)
 		return 1;
 	fcntl(SOCK, F_SETFD, FD_CLOEXEC);
+	failures = mmap(0, MAX_CALLS * sizeof *failures, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (failures == MAP_FAILED)
+		return 1;
 	struct pollfd p[] = {{SOCK, POLLIN, 0}, {sig, POLLIN, 0}};
 	for (;;) {
 		if (poll(p, 2, -1) < 0 && errno != EINTR)

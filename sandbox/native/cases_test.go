@@ -141,7 +141,7 @@ func TestFloodIsCountedAndDropped(t *testing.T) {
 	s := start(t, newLauncher(t), "default", small)
 	before := rss(t)
 	var n counter
-	cmd := script("head -c 6442450944 /dev/zero; exit 5")
+	cmd := script("dd if=/dev/zero bs=1M count=6144 2>/dev/null; exit 5")
 	cmd.Stdout = &n
 	r := run(t, s, cmd)
 	if n.n.Load() != 6442450944 || code(r) != 5 {

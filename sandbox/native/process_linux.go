@@ -29,10 +29,12 @@ type process struct {
 	pumps []*pump
 	tty   *os.File
 
+	running bool             // the guest said STARTED; the listener's alone
 	started chan guest.Reply // one answer to EXEC, or closed when the sandbox is gone
 	ended   chan struct{}    // the main process is gone, or the sandbox is
 	status  unix.WaitStatus
-	gone    bool // the sandbox ended first
+	failure *sandbox.StartFailure // set when the program could not be started after all
+	gone    bool                  // the sandbox ended first
 
 	killed, timedOut, cpuTimedOut atomic.Bool
 	once                          sync.Once
@@ -50,6 +52,24 @@ func (p *process) killSlot() int {
 		return 0
 	}
 	return p.slot.kill()
+}
+
+// end kills the command. The guest may have said STARTED when its child is not yet in the
+// slot, so this repeats until the main process is gone; what stays longer than the
+// patience is stuck in the kernel and ends with the sandbox.
+func (p *process) end() {
+	patience := time.NewTimer(killPatience)
+	defer patience.Stop()
+	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
+		p.killSlot()
+		select {
+		case <-p.ended:
+			return
+		case <-patience.C:
+			return
+		case <-time.After(wait):
+		}
+	}
 }
 
 func (p *process) releaseSlot() {
@@ -189,7 +209,7 @@ func (p *process) launch(ctx context.Context, theirs []*os.File) (*sandbox.Start
 		}
 		return nil, nil
 	case <-ctx.Done():
-		p.killSlot()
+		p.end()
 		return nil, context.Cause(ctx)
 	}
 }
@@ -279,27 +299,28 @@ func startFailure(r guest.Reply, c *sandbox.Command) *sandbox.StartFailure {
 func (p *process) take(r guest.Reply, files []*os.File) error {
 	switch r.Type {
 	case guest.Started:
+		if p.running {
+			return errors.New("guest started one call twice")
+		}
 		if (len(files) == 1) != (p.cmd.PTY != nil) {
 			return errors.New("guest sent a terminal that was not asked for, or none")
-		}
-		if p.tty != nil {
-			return errors.New("guest started one call twice")
 		}
 		if len(files) == 1 {
 			p.tty = files[0]
 		}
-		select {
-		case p.started <- r:
-		default:
-			return errors.New("guest started one call twice")
-		}
+		p.running = true
+		p.started <- r
 	case guest.Failed:
-		select {
-		case p.started <- r:
-		default:
-			return errors.New("guest failed a call that it started")
+		if !p.running { // not even a child
+			p.started <- r
+			return nil
 		}
+		p.failure = startFailure(r, &p.cmd)
+		p.once.Do(func() { close(p.ended) })
 	case guest.Exited:
+		if !p.running {
+			return errors.New("guest ended a call that it did not start")
+		}
 		p.status = unix.WaitStatus(uint32(r.Status))
 		p.once.Do(func() { close(p.ended) })
 	}
@@ -338,7 +359,7 @@ func (p *process) run() {
 	if p.cmd.Timeout > 0 {
 		timer := time.AfterFunc(p.cmd.Timeout, func() {
 			p.timedOut.Store(true)
-			p.killSlot()
+			p.end()
 		})
 		go func() { <-p.ended; timer.Stop() }()
 	}
@@ -353,7 +374,7 @@ func (p *process) watchCPU() {
 		left := p.cmd.CPUTime - (p.slot.cpu() - p.slot.cpu0)
 		if left <= 0 {
 			p.cpuTimedOut.Store(true)
-			p.killSlot()
+			p.end()
 			return
 		}
 		select {
@@ -367,7 +388,7 @@ func (p *process) watchCPU() {
 // Kill ends every process of the command.
 func (p *process) Kill() {
 	p.killed.Store(true)
-	p.killSlot()
+	p.end()
 }
 
 // Resize sets the terminal's size.
@@ -405,6 +426,10 @@ func (p *process) Wait() sandbox.Exit {
 
 func (p *process) settle(e *sandbox.Exit, bounded bool, wall time.Duration) {
 	switch {
+	case p.failure != nil && bounded: // its child was stopped before it became the program
+		e.Signal = int(unix.SIGKILL)
+	case p.failure != nil:
+		e.NotStarted = p.failure
 	case p.gone:
 		e.Signal = int(unix.SIGKILL)
 	case p.status.Signaled():

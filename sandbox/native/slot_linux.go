@@ -143,6 +143,9 @@ func (s *slot) procsDir() string { return s.tree.at("pids", s.path) }
 // population is the number of processes in the slot.
 func (s *slot) population() int { return len(strings.Fields(read(s.procsDir(), "cgroup.procs"))) }
 
+// killPatience bounds how long a kill waits for the kernel.
+const killPatience = 2 * time.Second
+
 // kill ends every process of the slot and returns how many it found. Bounded: after the
 // deadline what still lives (a process stuck in the kernel) is left to the sandbox's end.
 func (s *slot) kill() int {
@@ -155,7 +158,7 @@ func (s *slot) kill() int {
 		_ = write(dir, "pids.max", "0") // no new forks while the list is walked
 		defer func() { _ = write(dir, "pids.max", "max") }()
 	}
-	deadline := time.Now().Add(2 * time.Second)
+	deadline := time.Now().Add(killPatience)
 	for wait := 200 * time.Microsecond; time.Now().Before(deadline); wait = min(2*wait, 20*time.Millisecond) {
 		if !s.tree.v2 || write(dir, "cgroup.kill", "1") != nil {
 			killProcs(dir)
