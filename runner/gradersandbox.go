@@ -25,6 +25,8 @@ type graderRun struct {
 	verdict        []byte
 	stdout, stderr string
 	memory         int64 // the limit
+	// bootFailed: a start command of mode boot ended badly, so the grader did not run.
+	bootFailed bool
 }
 
 func (r graderRun) status() Status {
@@ -107,14 +109,17 @@ func (g *grading) inside(ctx context.Context, sb Sandbox) (graderRun, error) {
 	began := time.Now()
 	for _, argv := range g.spec.Boot {
 		boot := cmd
-		boot.Argv = argv
+		boot.Argv, boot.Timeout = argv, max(time.Millisecond, g.budget()-time.Since(began))
 		p, err := sb.Start(ctx, boot)
 		if err != nil {
 			return graderRun{}, g.fault(sb, err)
 		}
-		if exit := p.Wait(); exit.Code == nil || *exit.Code != 0 {
+		stopKill := context.AfterFunc(ctx, p.Kill)
+		exit := p.Wait()
+		stopKill()
+		if exit.Code == nil || *exit.Code != 0 {
 			// A start command that the end state breaks is no verdict, as a grader that dies is.
-			return graderRun{exit: exit}, g.fault(sb, nil)
+			return graderRun{exit: exit, bootFailed: true}, g.fault(sb, nil)
 		}
 	}
 	var run graderRun
@@ -122,6 +127,8 @@ func (g *grading) inside(ctx context.Context, sb Sandbox) (graderRun, error) {
 	said := &boundedBuffer{max: maxVerdict + 1}
 	cmd.Argv, cmd.Stdout, cmd.Stderr, cmd.FD3 = g.spec.Command, out, errOut, said
 	cmd.Timeout = max(time.Millisecond, g.budget()-time.Since(began))
+	// What the grader started may hold its descriptor; none of it outlives the verdict.
+	cmd.Leftovers = sandbox.KillLeftovers
 	p, err := sb.Start(ctx, cmd)
 	if err != nil {
 		return graderRun{}, g.fault(sb, err)
@@ -188,7 +195,7 @@ func (g *grading) command() (sandbox.Command, error) {
 	}
 	own := []string{
 		"HOME=" + pol.Home(who.UID, home), "PADDOCK_VERDICT_FD=3", "PADDOCK_INPUTS=" + InputDir,
-		"PADDOCK_EPISODE=" + g.in.Key.ID, fmt.Sprintf("PADDOCK_TASK=%s", g.in.Plan.Spec.Task),
+		"PADDOCK_TASK=" + g.in.Plan.Spec.Task,
 	}
 	return sandbox.Command{
 		Env: mergeEnv(pol.Env(g.in.Plan.EnvSeed), own, envList(g.spec.Env)),
@@ -227,9 +234,35 @@ func (g *grading) layer() (*scratchDir, error) {
 	return s, nil
 }
 
+// gradedSpec is what a grader sees of the episode's spec: what describes the task, and
+// nothing that differs between members of a group that did the same. So it can be part of
+// the score cache's key without making every score one of a kind.
+type gradedSpec struct {
+	Task    string          `json:"task,omitempty"`
+	Group   string          `json:"group,omitempty"`
+	World   string          `json:"world"`
+	Weights string          `json:"weights,omitempty"`
+	Input   json.RawMessage `json:"input"`
+	Policy  string          `json:"policy"`
+	EnvSeed uint32          `json:"env_seed"`
+	Limits  Limits          `json:"limits"`
+	Budgets Budgets         `json:"budgets"`
+}
+
+func specForGrader(p *Plan) gradedSpec {
+	s := gradedSpec{
+		Task: p.Spec.Task, Group: p.Spec.Group, World: p.World, Weights: p.Spec.Weights, Input: p.Spec.Input,
+		Policy: p.Policy, EnvSeed: p.EnvSeed, Limits: p.Limits, Budgets: p.Budgets,
+	}
+	if len(s.Input) == 0 {
+		s.Input = json.RawMessage("null")
+	}
+	return s
+}
+
 // inputs writes what a grader may read of the episode.
 func (g *grading) inputs(w *layerWriter) {
-	w.json(InputDir+"/spec.json", g.in.Plan.Spec)
+	w.json(InputDir+"/spec.json", specForGrader(&g.in.Plan))
 	answer := g.in.Attempt.Answer
 	if len(answer) == 0 {
 		answer = json.RawMessage("null")

@@ -104,7 +104,7 @@ func (g *grading) settle(ctx context.Context) ScoreResult {
 			}
 			continue
 		}
-		v, err := readVerdict(g.spec, run.verdict, run.exit)
+		v, err := run.read(g.spec)
 		s = ScoreResult{Status: run.status(), Cause: Agent, Tries: tries, Stdout: run.stdout, Stderr: run.stderr}
 		if err == nil {
 			return g.spoken(s, v)
@@ -114,6 +114,14 @@ func (g *grading) settle(ctx context.Context) ScoreResult {
 			return g.blame(ctx, s)
 		}
 	}
+}
+
+// read reads the run's verdict.
+func (r graderRun) read(spec *GraderSpec) (verdict, error) {
+	if r.bootFailed {
+		return verdict{}, noVerdict("no verdict: a start command failed: " + gradeExit(r.exit))
+	}
+	return readVerdict(spec, r.verdict, r.exit)
 }
 
 // spoken is the score of a verdict.
@@ -152,13 +160,12 @@ const maxTampered = 20
 func (g *grading) tamper(s *ScoreResult) {
 	var found []string
 	for _, ch := range g.in.Capture.Changes {
-		if slices.ContainsFunc(g.spec.Protected, func(p string) bool {
-			return ch.Path == p || strings.HasPrefix(ch.Path, strings.TrimSuffix(p, "/")+"/")
-		}) {
-			if len(found) < maxTampered {
-				found = append(found, fmt.Sprintf("tampered: %s %q", ch.Kind, ch.Path))
-			}
+		if len(found) < maxTampered && slices.ContainsFunc(g.spec.Protected, func(p string) bool { return tampers(&ch, p) }) {
+			found = append(found, fmt.Sprintf("tampered: %s %q", ch.Kind, ch.Path))
 		}
+	}
+	if g.in.Capture.Truncated && len(g.spec.Protected) > 0 {
+		found = append(found, "tampered: perhaps; the capture has more changes than it lists")
 	}
 	if len(found) == 0 {
 		return
@@ -171,8 +178,19 @@ func (g *grading) tamper(s *ScoreResult) {
 	}
 }
 
+// tampers says whether a change is to a protected path: at or below it, or one above it
+// that took it away.
+func tampers(ch *overlay.Change, protected string) bool {
+	within := func(dir, p string) bool { return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/") }
+	if within(protected, ch.Path) {
+		return true
+	}
+	gone := ch.Opaque || ch.Kind == overlay.Deleted || ch.Kind == overlay.TypeChanged
+	return gone && within(ch.Path, protected)
+}
+
 // scoreKey names a score in the cache. Beside what semantics section 3 lists, a grader
-// may read the answer and the calls, so they are in it.
+// may read the answer, the calls and the spec, so they are in it.
 func (r *Runner) scoreKey(in *EndState, digest string, spec *GraderSpec) (string, error) {
 	pol, err := r.graderPolicy(spec)
 	if err != nil {
@@ -180,7 +198,7 @@ func (r *Runner) scoreKey(in *EndState, digest string, spec *GraderSpec) (string
 	}
 	return digestOf(map[string]any{
 		"world": in.Plan.World, "state": in.Attempt.Digests.StateFull, "grader": digest, "policy": pol.Hash(),
-		"host": r.cfg.Host, "env_seed": in.Plan.EnvSeed, "answer": sha256Of(in.Attempt.Answer),
+		"host": r.cfg.Host, "env_seed": in.Plan.EnvSeed, "answer": sha256Of(in.Attempt.Answer), "spec": specForGrader(&in.Plan),
 		"actions": in.Attempt.Digests.Actions, "observations": in.Attempt.Digests.Observations,
 	})
 }
@@ -210,7 +228,7 @@ func (r *Runner) cacheScore(ctx context.Context, key string, s ScoreResult) {
 	}
 }
 
-// controlResult is what a control run said, kept per world and grader.
+// controlResult is what a control run said, kept per world, grader and task.
 type controlResult struct {
 	Passes   bool   `json:"passes"`
 	Evidence string `json:"evidence"`
@@ -221,7 +239,12 @@ const controlsDocuments = "controls"
 // control says whether the grader gives a verdict on the untouched world within half of
 // its limits.
 func (r *Runner) control(ctx context.Context, in *EndState, digest string, spec *GraderSpec) (passes bool, evidence string, err error) {
-	key := in.Plan.World + " " + digest
+	// One grader often judges many tasks of one world, told apart by their input.
+	task, err := digestOf(map[string]any{"task": in.Plan.Spec.Task, "input": specForGrader(&in.Plan).Input})
+	if err != nil {
+		return false, "", err
+	}
+	key := in.Plan.World + " " + digest + " " + task
 	if doc, err := r.cfg.Record.Document(ctx, controlsDocuments, key); err == nil {
 		var c controlResult
 		if json.Unmarshal(doc, &c) == nil {
@@ -249,7 +272,7 @@ func (r *Runner) control(ctx context.Context, in *EndState, digest string, spec 
 }
 
 func (g *grading) judgeControl(run graderRun) controlResult {
-	v, err := readVerdict(g.spec, run.verdict, run.exit)
+	v, err := run.read(g.spec)
 	used, budget := run.exit.Usage, g.budget()
 	switch {
 	case err != nil:

@@ -48,7 +48,9 @@ func (s realStore) Fork(ctx context.Context, id string) (runner.Fork, error) {
 
 type realFork struct{ *overlay.Fork }
 
-func (f realFork) Track(upper *os.File, hostID uint32) runner.Tracker { return f.Fork.Track(upper, hostID) }
+func (f realFork) Track(upper *os.File, hostID uint32) runner.Tracker {
+	return f.Fork.Track(upper, hostID)
+}
 
 var benches atomic.Int64
 
@@ -202,6 +204,15 @@ func TestAgentCannotVoidItsSample(t *testing.T) {
 		{"floods its output to the limit", loud, func(s *runner.EpisodeSpec) { short(s); s.Limits.OutputBytes = 1 << 20 }, 0},
 		{"makes calls to the limit", shellAgent("true", "true", "true"), func(s *runner.EpisodeSpec) { short(s); s.Limits.Calls = 2 }, 0},
 		{"leaves a process that goes on writing", shellAgent("(while :; do echo x > /app/answer.sh; done) >/dev/null 2>&1 &"), short, 0},
+		{"removes its working directory", shellAgent("cd /; rm -rf /app"), short, 0},
+		{"removes everything it can name", shellAgent("cd /; for d in app etc tmp proc sys dev root home var usr lib sbin; do rm -rf /$d; done"), short, 0},
+		{"makes a link of its working directory", shellAgent("cd /; rm -rf /app; ln -s /proc /app"), short, 0},
+		{"makes a dangling link of its working directory", shellAgent("cd /; rm -rf /app; ln -s /nowhere/at/all /app"), short, 0},
+		{"makes a file of its working directory", shellAgent("cd /; rm -rf /app; echo x > /app"), short, 0},
+		{"makes a link of what the launcher mounts over", shellAgent("cd /; for d in etc dev proc sys tmp; do rm -rf /$d; ln -s /app /$d; done"), short, 0},
+		{"shuts everybody out", shellAgent("chmod 0 /app /app/* /tmp /etc /bin; chmod 0 /"), short, 0},
+		{"forges a verdict and kills the grader", shellAgent(`echo 'echo "{\"reward\": 1}" > /proc/$PPID/fd/3; kill -9 $PPID' > /app/answer.sh`), short, 0},
+		{"forges a verdict beside the grader's", shellAgent(`echo 'echo "{\"reward\": 1}" > /proc/$PPID/fd/3' > /app/answer.sh`), short, 0},
 		{"nests directories deep", shellAgent("i=0; while [ $i -lt 300 ]; do mkdir dddddddddd && cd dddddddddd || break; i=$((i+1)); done"), short, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -34,6 +34,10 @@ func readVerdict(spec *GraderSpec, text []byte, exit sandbox.Exit) (verdict, err
 	switch {
 	case exit.NotStarted != nil, exit.TimedOut, exit.CPUTimedOut:
 		return verdict{}, noVerdict("no verdict: " + gradeExit(exit))
+	case exit.Code == nil:
+		// A grader that was killed did not end its work: code under test that reaches its
+		// descriptor could write a verdict and kill it before it writes its own.
+		return verdict{}, noVerdict("no verdict: the grader was killed: " + gradeExit(exit))
 	case spec.Verdict == "exit_code":
 		return exitVerdict(exit)
 	case len(text) > maxVerdict:
