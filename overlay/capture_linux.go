@@ -18,6 +18,15 @@ import (
 // errEnough ends a capture at its bound of entries.
 var errEnough = errors.New("enough entries")
 
+const (
+	// captureText bounds the names, targets and attributes that a capture holds in memory;
+	// what it does not hold makes it Truncated.
+	captureText = 256 << 20
+	// captureXattrs is the part of it that attributes may have; further ones are left out,
+	// and the capture is not rescorable.
+	captureXattrs = 16 << 20
+)
+
 // Capture reads what an episode changed from its upper directory and compares it with the
 // world. A directory that overlayfs only copied up, and a file that is again as the world
 // has it, are no change. What the guest left there is hostile: nothing but regular files
@@ -69,6 +78,8 @@ type capture struct {
 	state  *state
 	full   *state
 	whole  bool
+	text   int64 // bytes of names, targets and attributes
+	xattrs int64 // of attributes
 	out    Capture
 }
 
@@ -91,7 +102,7 @@ func (c *capture) root(ctx context.Context, upper int, below lowerDir) error {
 	if err := unix.Fstat(upper, &st); err != nil {
 		return err
 	}
-	e, err := describe(upper, &st)
+	e, err := c.describe(upper, &st)
 	if err != nil {
 		return err
 	}
@@ -169,7 +180,7 @@ func (c *capture) entry(ctx context.Context, dir int, name string, m met, below 
 		}
 		return c.put(Change{Path: m.path, Kind: Deleted, Offset: -1}, inode{}, true)
 	}
-	if m.entry, err = describe(m.fd, &m.st); err != nil {
+	if m.entry, err = c.describe(m.fd, &m.st); err != nil {
 		return fmt.Errorf("read %q: %w", m.path, err)
 	}
 	m.entry.uid, m.entry.gid = c.owner(m.entry.uid), c.owner(m.entry.gid)
@@ -261,7 +272,8 @@ func (c *capture) bytes(ctx context.Context, m met, change *Change) error {
 
 // put lists a change, and counts it in the state digests unless it is only for show.
 func (c *capture) put(change Change, id inode, counts bool) error {
-	if int64(len(c.out.Changes)) >= c.max {
+	c.text += int64(len(change.Path) + len(change.Target))
+	if int64(len(c.out.Changes)) >= c.max || c.text+c.xattrs > captureText || len(change.Path) > maxPath {
 		return errEnough
 	}
 	c.out.Changes = append(c.out.Changes, change)
@@ -270,6 +282,20 @@ func (c *capture) put(change Change, id inode, counts bool) error {
 		c.full.add(&change, id)
 	}
 	return nil
+}
+
+// describe is describe for a tree that a guest wrote: attributes beyond the bounds are
+// left out, since an agent must not be able to break its capture.
+func (c *capture) describe(fd int, st *unix.Stat_t) (*entry, error) {
+	e, err := describe(fd, st)
+	for name, value := range e.xattrs {
+		c.xattrs += int64(len(name) + len(value))
+	}
+	if errors.Is(err, errXattrs) || c.xattrs > captureXattrs {
+		e.xattrs, c.whole = nil, false
+		return e, nil
+	}
+	return e, err
 }
 
 // owner is a host id as the sandbox sees it.

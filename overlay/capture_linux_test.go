@@ -360,3 +360,59 @@ func TestTrackerTellsEachChangeOnce(t *testing.T) {
 		}
 	}
 }
+
+func TestAnAgentCannotBreakItsCapture(t *testing.T) {
+	t.Parallel()
+	f := testWorld(t, map[string]string{"f": "f", "d/x": "x"})
+	for name, c := range map[string]struct {
+		make      func(t *testing.T, upper string)
+		truncated bool
+	}{
+		"more attribute names than can be listed": {func(t *testing.T, upper string) {
+			t.Helper()
+			p := filepath.Join(upper, "f")
+			must(t, os.WriteFile(p, nil, 0o644))
+			for i := range 300 {
+				must(t, unix.Setxattr(p, fmt.Sprintf("user.%0245d", i), nil, 0))
+			}
+		}, false},
+		"large attributes": {func(t *testing.T, upper string) {
+			t.Helper()
+			for i := range 300 {
+				p := filepath.Join(upper, fmt.Sprint(i))
+				must(t, os.WriteFile(p, nil, 0o644))
+				must(t, unix.Setxattr(p, "user.x", make([]byte, 60<<10), 0))
+			}
+		}, false},
+		"long paths": {func(t *testing.T, upper string) {
+			t.Helper()
+			dir, err := unix.Open(upper, unix.O_PATH, 0)
+			must(t, err)
+			for range 17 {
+				name := strings.Repeat("d", 250)
+				must(t, unix.Mkdirat(dir, name, 0o755))
+				next, err := unix.Openat(dir, name, unix.O_PATH, 0)
+				must(t, err)
+				must(t, unix.Close(dir))
+				dir = next
+			}
+			must(t, unix.Close(dir))
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			upper := t.TempDir()
+			c.make(t, upper)
+			got := capture(t, f, upper, overlay.CaptureInput{Pack: filepath.Join(t.TempDir(), "pack")})
+			if got.Rescorable || got.Truncated != c.truncated {
+				t.Errorf("rescorable %v truncated %v, want false and %v", got.Rescorable, got.Truncated, c.truncated)
+			}
+			dir, err := os.Open(upper)
+			must(t, err)
+			defer dir.Close()
+			if _, _, err := f.Track(dir, 0).Changes(t.Context(), 10); err != nil {
+				t.Errorf("Changes() = %v", err)
+			}
+		})
+	}
+}

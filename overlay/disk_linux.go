@@ -103,27 +103,31 @@ func describe(fd int, st *unix.Stat_t) (*entry, error) {
 	return e, err
 }
 
-// maxXattrs bounds what is read of one file's attributes; the kernel's own bound of the
-// list is the same.
+// maxXattrs bounds what is read of one file's attributes, names and values.
 const maxXattrs = 64 << 10
 
-// xattrs reads the kept attributes of an open file or directory.
+// errXattrs says that a file has more attributes than are read.
+var errXattrs = errors.New("more than 64 KiB of extended attributes")
+
+// xattrs reads the kept attributes of an open file or directory. With errXattrs opaque is
+// right all the same.
 func xattrs(fd int) (kept map[string][]byte, opaque bool, err error) {
 	p := safepath.ProcPath(fd)
 	n, err := unix.Listxattr(p, nil)
 	if n == 0 || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, false, nil
 	}
-	if err != nil {
-		return nil, false, err
+	value := make([]byte, maxXattrs)
+	if n, err := unix.Getxattr(p, opaqueXattr, value); err == nil {
+		opaque = string(value[:n]) == "y"
 	}
 	list := make([]byte, maxXattrs)
 	if n, err = unix.Listxattr(p, list); err != nil {
-		return nil, false, err
+		return nil, opaque, tooManyXattrs(err)
 	}
-	value := make([]byte, maxXattrs)
+	total := 0
 	for name := range strings.SplitSeq(strings.TrimRight(string(list[:n]), "\x00"), "\x00") {
-		if name != opaqueXattr && !keptXattr(name) {
+		if !keptXattr(name) {
 			continue
 		}
 		n, err := unix.Getxattr(p, name, value)
@@ -131,11 +135,10 @@ func xattrs(fd int) (kept map[string][]byte, opaque bool, err error) {
 			continue
 		}
 		if err != nil {
-			return nil, false, fmt.Errorf("attribute %s: %w", name, err)
+			return nil, opaque, tooManyXattrs(err)
 		}
-		if name == opaqueXattr {
-			opaque = string(value[:n]) == "y"
-			continue
+		if total += len(name) + n; total > maxXattrs {
+			return nil, opaque, errXattrs
 		}
 		if kept == nil {
 			kept = map[string][]byte{}
@@ -143,6 +146,14 @@ func xattrs(fd int) (kept map[string][]byte, opaque bool, err error) {
 		kept[name] = slices.Clone(value[:n])
 	}
 	return kept, opaque, nil
+}
+
+// tooManyXattrs tells the kernel's bounds from other errors.
+func tooManyXattrs(err error) error {
+	if errors.Is(err, unix.ERANGE) || errors.Is(err, unix.E2BIG) {
+		return errXattrs
+	}
+	return fmt.Errorf("read extended attributes: %w", err)
 }
 
 // open reads the regular file behind an O_PATH descriptor.

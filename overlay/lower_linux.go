@@ -70,7 +70,7 @@ func (d lowerDir) lookup(name string) (*lowerNode, error) {
 			}
 			found.dirs = append(found.dirs, fd)
 			_, opaque, err := xattrs(fd)
-			if err != nil {
+			if err != nil && !errors.Is(err, errXattrs) {
 				found.close()
 				return nil, err
 			}

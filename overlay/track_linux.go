@@ -13,6 +13,9 @@ import (
 // trackEntries bounds what a tracker looks at: it runs after each call.
 const trackEntries = 50_000
 
+// trackText bounds the paths that a tracker remembers.
+const trackText = 16 << 20
+
 // Tracker tells which paths changed since it was last asked, from the times and sizes in
 // an upper directory; what only changed back is told as well. Programs may write while it
 // looks. It belongs to one goroutine at a time.
@@ -74,6 +77,7 @@ type tracking struct {
 	below    lowerDir
 	owner    func(uint32) uint32
 	out      []Change
+	text     int
 }
 
 func (p *tracking) dir(ctx context.Context, fd int, prefix string, depth int) error {
@@ -88,7 +92,8 @@ func (p *tracking) dir(ctx context.Context, fd int, prefix string, depth int) er
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if len(p.now) >= trackEntries {
+		p.text += len(prefix) + len(name)
+		if len(p.now) >= trackEntries || p.text > trackText {
 			return errEnough
 		}
 		if err := p.entry(ctx, fd, name, join(prefix, name), depth); err != nil {
