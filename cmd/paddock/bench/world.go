@@ -28,9 +28,9 @@ var (
 	bulk2G  = bulk{Files: 20_000, FileBytes: 100_000}
 )
 
-// writeTar makes a zstd tar of the files. The contents are one block of noise behind a
-// number of the file's own, so that the archive is small and quick to make while every
-// file unpacked is whole and different.
+// writeTar makes a zstd tar of the files. The contents are one block of noise behind some
+// of the file's own, so that the archive is small and quick to make (but not so small that
+// it looks like a bomb) while every file unpacked is whole and different.
 func (b bulk) writeTar(path string) (err error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -50,11 +50,14 @@ func (b bulk) writeTar(path string) (err error) {
 func (b bulk) writeEntries(w io.Writer) error {
 	noise := make([]byte, b.FileBytes)
 	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // noise, not a secret
-	for i := 0; i+8 <= len(noise); i += 8 {
-		binary.LittleEndian.PutUint64(noise[i:], r.Uint64())
+	fill := func(b []byte) {
+		for i := 0; i+8 <= len(b); i += 8 {
+			binary.LittleEndian.PutUint64(b[i:], r.Uint64())
+		}
 	}
+	fill(noise)
 	t := tar.NewWriter(w)
-	const perDir = 200
+	const perDir, own = 200, 2048
 	for i := range b.Files {
 		if i%perDir == 0 {
 			dir := &tar.Header{Typeflag: tar.TypeDir, Name: fmt.Sprintf("bulk/%04d/", i/perDir), Mode: 0o755}
@@ -69,7 +72,7 @@ func (b bulk) writeEntries(w io.Writer) error {
 		if err := t.WriteHeader(h); err != nil {
 			return err
 		}
-		binary.LittleEndian.PutUint64(noise, uint64(i))
+		fill(noise[:own])
 		if _, err := t.Write(noise); err != nil {
 			return err
 		}
