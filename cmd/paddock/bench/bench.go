@@ -33,7 +33,7 @@ type Config struct {
 // Run measures and reports. A peer that is absent is no error.
 func Run(ctx context.Context, cfg Config) (Report, error) {
 	began := time.Now()
-	b := &bench{Config: cfg, samples: map[string]timing.Sample{}, report: Report{
+	b := &bench{Config: cfg, samples: map[string]timing.Sample{}, parts: map[string]timing.Sample{}, report: Report{
 		Host: hostFacts(), Rows: map[string]Row{}, Absent: map[string]string{},
 	}}
 	var err error
@@ -65,6 +65,8 @@ type bench struct {
 	Config
 	report  Report
 	samples map[string]timing.Sample
+	// parts are those of the job episode, warm-up included.
+	parts map[string]timing.Sample
 	// worlds by name: base, 10m, 2g.
 	worlds map[string]string
 	docker *engine.Engine
@@ -102,6 +104,9 @@ func (b *bench) measure(ctx context.Context) error {
 	}
 	for _, j := range jobs {
 		b.report.Rows[j.name] = Row{What: j.what, Summary: b.samples[j.name].Summarize()}
+	}
+	for part, took := range b.parts {
+		b.report.Rows["episode_"+part] = Row{What: "the part " + part + " of episode", Summary: took.Summarize()}
 	}
 	return b.Client.Delete(ctx, key(live))
 }
@@ -159,14 +164,24 @@ func (b *bench) episode(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	if _, err := b.exec(ctx, id); err != nil {
+	created := time.Now()
+	execTook, err := b.exec(ctx, id)
+	if err != nil {
 		return 0, err
 	}
+	executed := time.Now()
 	if _, err := b.Client.Finish(ctx, key(id), api.FinishSpec{}); err != nil {
 		return 0, err
 	}
+	finished := time.Now()
 	err = b.Client.Delete(ctx, key(id))
-	return time.Since(began), err
+	ended := time.Now()
+	for part, took := range map[string]time.Duration{
+		"create": created.Sub(began), "exec": execTook, "finish": finished.Sub(executed), "delete": ended.Sub(finished),
+	} {
+		b.parts[part] = append(b.parts[part], took)
+	}
+	return ended.Sub(began), err
 }
 
 // start is the time until an episode on a world is ready.
