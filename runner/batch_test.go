@@ -158,10 +158,10 @@ func TestResumeMakesExactlyWhatThePlatformLost(t *testing.T) {
 	spec := runner.BatchSpec{Parallel: 1}
 	for i := range 10 {
 		agent := shellAgent("true")
-		switch {
-		case i == 3 || i == 6:
+		switch i {
+		case 3, 6:
 			agent = runner.AgentSpec{Command: &runner.CallSpec{Shell: "exit 3"}}
-		case i == 8 || i == 9:
+		case 8, 9:
 			agent = shellAgent("echo waits > f", "sleep 1000")
 		}
 		spec.Episodes = append(spec.Episodes, b.line(fmt.Sprintf("e%d", i), "g", agent, g))

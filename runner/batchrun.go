@@ -102,9 +102,7 @@ func (r *Runner) runBatch(kept keptBatch) error {
 		return nil
 	}
 	r.batches[key] = b
-	r.wg.Add(1)
-	go func() {
-		defer r.wg.Done()
+	r.wg.Go(func() {
 		defer stop(nil)
 		b.run(ctx)
 		r.mu.Lock()
@@ -115,7 +113,7 @@ func (r *Runner) runBatch(kept keptBatch) error {
 		b.news = make(chan struct{})
 		b.mu.Unlock()
 		close(b.over)
-	}()
+	})
 	return nil
 }
 

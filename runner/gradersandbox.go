@@ -49,7 +49,7 @@ const maxGraderOutput = 64 << 10
 func (g *grading) run(ctx context.Context) (graderRun, error) {
 	ctx, cancel := context.WithTimeout(ctx, g.budget()+2*stopPatience)
 	defer cancel()
-	layer, err := g.layer()
+	layer, err := g.layer(ctx)
 	if err != nil {
 		return graderRun{}, fmt.Errorf("grader's layer: %w", err)
 	}
@@ -206,7 +206,7 @@ func (g *grading) command() (sandbox.Command, error) {
 // layer writes the topmost lower layer of a scoring: the grader's files and its inputs,
 // in directories that hide whatever the agent put there, and the mount points that the
 // agent may have spoiled.
-func (g *grading) layer() (*scratchDir, error) {
+func (g *grading) layer(ctx context.Context) (*scratchDir, error) {
 	s, err := g.r.scratch("score")
 	if err != nil {
 		return nil, err
@@ -225,7 +225,7 @@ func (g *grading) layer() (*scratchDir, error) {
 		w.file(path.Join(g.spec.Dir, name), f.Bytes, mode)
 	}
 	w.opaque(InputDir)
-	g.inputs(&w)
+	g.inputs(ctx, &w)
 	w.own("/")
 	if w.err != nil {
 		s.remove()
@@ -261,7 +261,7 @@ func specForGrader(p *Plan) gradedSpec {
 }
 
 // inputs writes what a grader may read of the episode.
-func (g *grading) inputs(w *layerWriter) {
+func (g *grading) inputs(ctx context.Context, w *layerWriter) {
 	w.json(InputDir+"/spec.json", specForGrader(&g.in.Plan))
 	answer := g.in.Attempt.Answer
 	if len(answer) == 0 {
@@ -274,12 +274,12 @@ func (g *grading) inputs(w *layerWriter) {
 		return
 	}
 	w.copy(InputDir+"/capture.json", filepath.Join(g.in.Dir, captureFile))
-	rd, _, err := g.r.cfg.Record.Trajectory(context.Background(), g.in.Key, g.in.Attempt.N) //nolint:contextcheck // a local file
+	rd, _, err := g.r.cfg.Record.Trajectory(ctx, g.in.Key, g.in.Attempt.N)
 	if err != nil {
 		w.fail(err)
 		return
 	}
-	defer rd.Close()
+	defer func() { _ = rd.Close() }()
 	w.stream(InputDir+"/trajectory.jsonl", rd)
 }
 
@@ -352,7 +352,7 @@ func (w *layerWriter) copy(p, from string) {
 		w.fail(err)
 		return
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	w.stream(p, f)
 }
 

@@ -119,7 +119,7 @@ func (g *grading) settle(ctx context.Context) ScoreResult {
 // read reads the run's verdict.
 func (r graderRun) read(spec *GraderSpec) (verdict, error) {
 	if r.bootFailed {
-		return verdict{}, noVerdict("no verdict: a start command failed: " + gradeExit(r.exit))
+		return verdict{}, noVerdictError("no verdict: a start command failed: " + gradeExit(r.exit))
 	}
 	return readVerdict(spec, r.verdict, r.exit)
 }

@@ -117,6 +117,13 @@ type LeaseSpec struct {
 }
 
 // GraderSpec is a grader: files + command + limits, content-addressed.
+//
+// It runs in a fresh sandbox at whose / is the end state, with an environment of its own.
+// It reads $PADDOCK_INPUTS/{trajectory.jsonl,capture.json,answer.json,spec.json} and writes
+// its verdict to the descriptor $PADDOCK_VERDICT_FD, the one channel there is. It must not
+// hand that descriptor to the code under test. Code that runs as the grader's own user can
+// still reach the grader's process (/proc/PID/fd, /proc/PID/mem): a grader of hostile code
+// asks for policy "default", runs as root of its sandbox, and runs the code as another user.
 type GraderSpec struct {
 	// Files are put under Dir in the scoring fork; never in the agent's tree.
 	Files map[string]GraderFile `json:"files"`

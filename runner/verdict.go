@@ -23,27 +23,27 @@ type verdict struct {
 	Reason  string
 }
 
-// noVerdict says why what a grader gave is no verdict; its text is evidence.
-type noVerdict string
+// noVerdictError says why what a grader gave is no verdict; its text is evidence.
+type noVerdictError string
 
-func (n noVerdict) Error() string { return string(n) }
+func (n noVerdictError) Error() string { return string(n) }
 
 // readVerdict turns a grader's end into a verdict, or says why there is none. It is the
 // reward rule (semantics section 3, rules 1 to 4), and pure.
 func readVerdict(spec *GraderSpec, text []byte, exit sandbox.Exit) (verdict, error) {
 	switch {
 	case exit.NotStarted != nil, exit.TimedOut, exit.CPUTimedOut:
-		return verdict{}, noVerdict("no verdict: " + gradeExit(exit))
+		return verdict{}, noVerdictError("no verdict: " + gradeExit(exit))
 	case exit.Code == nil:
 		// A grader that was killed did not end its work: code under test that reaches its
 		// descriptor could write a verdict and kill it before it writes its own.
-		return verdict{}, noVerdict("no verdict: the grader was killed: " + gradeExit(exit))
+		return verdict{}, noVerdictError("no verdict: the grader was killed: " + gradeExit(exit))
 	case spec.Verdict == "exit_code":
 		return exitVerdict(exit)
 	case len(text) > maxVerdict:
-		return verdict{}, noVerdict(fmt.Sprintf("no verdict: more than %d bytes", maxVerdict))
+		return verdict{}, noVerdictError(fmt.Sprintf("no verdict: more than %d bytes", maxVerdict))
 	case len(bytes.TrimSpace(text)) == 0:
-		return verdict{}, noVerdict("no verdict: nothing was written to the verdict descriptor; " + gradeExit(exit))
+		return verdict{}, noVerdictError("no verdict: nothing was written to the verdict descriptor; " + gradeExit(exit))
 	}
 	return jsonVerdict(spec, text)
 }
@@ -67,19 +67,19 @@ func exitVerdict(e sandbox.Exit) (verdict, error) {
 		reward := float64(1 - *e.Code)
 		return verdict{Reward: &reward}, nil
 	}
-	return verdict{}, noVerdict("no verdict: " + gradeExit(e))
+	return verdict{}, noVerdictError("no verdict: " + gradeExit(e))
 }
 
 func jsonVerdict(spec *GraderSpec, text []byte) (verdict, error) {
 	fields, err := flatObject(text)
 	if err != nil {
-		return verdict{}, noVerdict("malformed verdict: " + err.Error())
+		return verdict{}, noVerdictError("malformed verdict: " + err.Error())
 	}
 	v := verdict{Metrics: map[string]float64{}}
 	_, structured := fields["metrics"]
 	if raw, ok := fields["reason"]; ok {
 		if err := json.Unmarshal(raw, &v.Reason); err != nil {
-			return verdict{}, noVerdict("malformed verdict: reason is not text")
+			return verdict{}, noVerdictError("malformed verdict: reason is not text")
 		}
 		v.Reason = cut(v.Reason)
 		delete(fields, "reason")
@@ -87,12 +87,12 @@ func jsonVerdict(spec *GraderSpec, text []byte) (verdict, error) {
 	if structured {
 		nested, err := flatObject(fields["metrics"])
 		if err != nil {
-			return verdict{}, noVerdict("malformed verdict: metrics: " + err.Error())
+			return verdict{}, noVerdictError("malformed verdict: metrics: " + err.Error())
 		}
 		delete(fields, "metrics")
 		for k, raw := range nested {
 			if v.Metrics[k], err = number(raw); err != nil {
-				return verdict{}, noVerdict(fmt.Sprintf("malformed verdict: metrics/%s: %v", k, err))
+				return verdict{}, noVerdictError(fmt.Sprintf("malformed verdict: metrics/%s: %v", k, err))
 			}
 		}
 	}
@@ -105,7 +105,7 @@ func jsonVerdict(spec *GraderSpec, text []byte) (verdict, error) {
 	for k, f := range fields {
 		n, err := number(f)
 		if err != nil {
-			return verdict{}, noVerdict(fmt.Sprintf("malformed verdict: %s: %v", k, err))
+			return verdict{}, noVerdictError(fmt.Sprintf("malformed verdict: %s: %v", k, err))
 		}
 		v.Metrics[k] = n
 	}
@@ -114,14 +114,14 @@ func jsonVerdict(spec *GraderSpec, text []byte) (verdict, error) {
 	}
 	n, err := number(raw)
 	if err != nil {
-		return verdict{}, noVerdict(fmt.Sprintf("malformed verdict: %s: %v", key, err))
+		return verdict{}, noVerdictError(fmt.Sprintf("malformed verdict: %s: %v", key, err))
 	}
 	low, high := 0.0, 1.0
 	if spec.RewardRange != nil {
 		low, high = spec.RewardRange[0], spec.RewardRange[1]
 	}
 	if n < low || n > high {
-		return verdict{}, noVerdict(fmt.Sprintf("reward %v is outside the declared range [%v, %v]", n, low, high))
+		return verdict{}, noVerdictError(fmt.Sprintf("reward %v is outside the declared range [%v, %v]", n, low, high))
 	}
 	v.Reward = &n
 	return v, nil
@@ -138,7 +138,7 @@ func rewardKey(fields map[string]json.RawMessage) (string, error) {
 			keys = append(keys, k)
 		}
 		sort.Strings(keys)
-		return "", noVerdict(fmt.Sprintf("ambiguous_reward: no key \"reward\" among %q", keys))
+		return "", noVerdictError(fmt.Sprintf("ambiguous_reward: no key \"reward\" among %q", keys))
 	}
 	for k := range fields {
 		return k, nil
