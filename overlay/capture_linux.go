@@ -38,10 +38,7 @@ func (f *Fork) Capture(ctx context.Context, in CaptureInput) (Capture, error) {
 		return Capture{}, fmt.Errorf("capture: %w", err)
 	}
 	defer below.close()
-	packed, err := newPack(in.Pack, in.MaxBytes)
-	if err != nil {
-		return Capture{}, fmt.Errorf("capture: %w", err)
-	}
+	packed := newPack(in.Pack, in.MaxBytes)
 	defer packed.discard()
 	c := &capture{
 		hostID: in.HostID, max: in.MaxEntries, pack: packed, links: map[inode]int{},

@@ -160,6 +160,7 @@ type CaptureInput struct {
 	// HostID is what to subtract from owners.
 	HostID uint32
 	// Pack is the path of the pack file to make (tmp, fsync, rename); empty keeps no bytes.
+	// When there are none to keep, no file is made.
 	Pack string
 	// MaxBytes bounds what the pack may hold, MaxEntries the changes listed; 0 is the default.
 	MaxBytes   int64

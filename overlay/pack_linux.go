@@ -35,20 +35,24 @@ type pack struct {
 	hashed int64
 }
 
-func newPack(p string, limit int64) (*pack, error) {
+func newPack(p string, limit int64) *pack {
 	if limit == 0 {
 		limit = DefaultCaptureBytes
 	}
-	k := &pack{path: p, max: limit, buf: make([]byte, 256<<10)}
-	if p == "" {
-		return k, nil
+	return &pack{path: p, max: limit, buf: make([]byte, 256<<10)}
+}
+
+// begin makes the file, which a capture without bytes does not need.
+func (k *pack) begin() error {
+	if k.file != nil {
+		return nil
 	}
-	f, err := os.CreateTemp(filepath.Dir(p), ".pack-*")
+	f, err := os.CreateTemp(filepath.Dir(k.path), ".pack-*")
 	if err != nil {
-		return nil, fmt.Errorf("make the pack: %w", err)
+		return fmt.Errorf("make the pack: %w", err)
 	}
 	k.file = f
-	return k, nil
+	return nil
 }
 
 // add hashes a file and keeps its bytes when they fit; offset is -1 when not.
@@ -61,8 +65,13 @@ func (k *pack) add(ctx context.Context, f *os.File, size int64) (digest string, 
 		return digest, -1, err
 	}
 	offset = -1
-	if k.file != nil && size <= k.max-k.off {
+	if k.path != "" && size <= k.max-k.off {
 		offset = k.off
+	}
+	if offset >= 0 && size > 0 {
+		if err := k.begin(); err != nil {
+			return "", -1, err
+		}
 	}
 	h := sha256.New()
 	for done := int64(0); done < size; {

@@ -23,11 +23,13 @@ func (f *Fork) Restore(ctx context.Context, c Capture, pack string, dir *os.File
 		return fmt.Errorf("restore: %w", err)
 	}
 	defer below.close()
-	packed, err := os.Open(pack)
-	if err != nil {
-		return fmt.Errorf("restore: %w", err)
+	var packed *os.File // stays nil, and is never read, when there are no bytes
+	if c.Stored > 0 {
+		if packed, err = os.Open(pack); err != nil {
+			return fmt.Errorf("restore: %w", err)
+		}
+		defer func() { _ = packed.Close() }()
 	}
-	defer func() { _ = packed.Close() }()
 	t := newTree(int(dir.Fd()), Limits{Bytes: 1 << 62, Entries: 1 << 62})
 	t.shift = hostID
 	t.implied = below.at
