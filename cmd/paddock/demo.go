@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -106,6 +107,10 @@ func demoDir(ctx context.Context, o demoOptions) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	// Its default place is in a directory that anybody may write to.
+	if err := ours(dir); err != nil {
+		return "", err
+	}
 	mark := filepath.Join(dir, demoMark)
 	_, err = os.Stat(mark)
 	switch {
@@ -128,6 +133,22 @@ func demoDir(ctx context.Context, o demoOptions) (string, error) {
 		return "", errors.Join(err, fmt.Errorf("%s is not empty and was not made by the demo", dir))
 	}
 	return dir, os.WriteFile(mark, []byte("made by `paddock demo`, which clears it\n"), 0o600)
+}
+
+// ours refuses a directory that another user made, or may write to.
+func ours(dir string) error {
+	info, err := os.Lstat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("%s is not a directory that is this user's alone to write to; name another with --root", dir)
+	}
+	return nil
 }
 
 // clearDemo removes an earlier demo's directory, unless its daemon still runs.
