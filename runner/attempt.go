@@ -67,7 +67,6 @@ type attempt struct {
 	idle     chan struct{} // closed while nothing is in flight
 	sessions map[string]*session
 	users    map[string]resolved
-	cpu      time.Duration
 }
 
 // command is a request to the attempt's goroutine.

@@ -67,7 +67,7 @@ func digestOf(v any) (string, error) {
 func seedOf(parts ...string) uint32 {
 	h := sha256.New()
 	for _, p := range parts {
-		fmt.Fprintf(h, "%d:%s", len(p), p)
+		_, _ = fmt.Fprintf(h, "%d:%s", len(p), p) // a hash never fails
 	}
 	return binary.BigEndian.Uint32(h.Sum(nil))
 }
@@ -269,7 +269,8 @@ func observationSum(res *CallResult) ([sha256.Size]byte, error) {
 	content := sha256.Sum256(res.Content)
 	b, err := canonical([]any{
 		res.Code, res.Signal, errKind, res.TimedOut, res.CPUTimedOut, res.OOM,
-		stream{res.Stdout.Bytes, res.Stdout.SHA256}, stream{res.Stderr.Bytes, res.Stderr.SHA256},
+		stream{res.Stdout.Bytes, res.Stdout.SHA256},
+		stream{res.Stderr.Bytes, res.Stderr.SHA256},
 		entries, content[:],
 	})
 	if err != nil {

@@ -51,8 +51,6 @@ type Faults struct {
 	Seed  uint32
 }
 
-var errStub = errors.New("not built yet")
-
 // Runner runs episodes. Its methods may be called from any goroutine.
 type Runner struct {
 	cfg       Config

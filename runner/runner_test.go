@@ -28,7 +28,6 @@ type bench struct {
 	launcher *fake.Launcher
 	worlds   *fake.Worlds
 	world    string
-	grader   string
 }
 
 func newBench(t *testing.T, change ...func(*runner.Config)) *bench {

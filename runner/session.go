@@ -53,9 +53,9 @@ func sessionLine(text, mark string, last int) string {
 	quoted := "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 	// The mark is in two halves: a trace (set -x) of this line does not hold it whole.
 	half := len(mark) / 2
-	print := fmt.Sprintf("printf '\\001%%s%%s\\001' %s %s", mark[:half], mark[half:])
+	show := fmt.Sprintf("printf '\\001%%s%%s\\001' %s %s", mark[:half], mark[half:])
 	return "command eval " + quoted + " </dev/null 3>&- 4>&- 5>&-; printf '%s\\n' \"$?\" >&3; " +
-		print + " >&4; " + print + " >&5\n"
+		show + " >&4; " + show + " >&5\n"
 }
 
 // markedWriter passes a stream on to the input being run, up to that input's mark.

@@ -41,8 +41,10 @@ func (r *Runner) RemoveWorld(ctx context.Context, ref string) error {
 
 func worldErr(err error) error {
 	if nf, ok := errors.AsType[*overlay.NotFoundError](err); ok {
-		return &Error{Kind: KindUnknownWorld, Field: "world",
-			Detail: nf.Error() + "; `paddock world ls` lists those here, `paddock world build` and `paddock world import` make one"}
+		return &Error{
+			Kind: KindUnknownWorld, Field: "world",
+			Detail: nf.Error() + "; `paddock world ls` lists those here, `paddock world build` and `paddock world import` make one",
+		}
 	}
 	if errors.Is(err, overlay.ErrInUse) {
 		return &Error{Kind: KindInUse, Detail: err.Error()}

@@ -198,7 +198,7 @@ func stdin(ctx context.Context, t *testing.T, sb runner.Sandbox) {
 	unread.Stdin = strings.NewReader(want)
 	wantCode(t, run(ctx, t, sb, unread), 0)
 	open, wr := io.Pipe() // a stdin that stays open holds no ended program
-	defer wr.Close()
+	defer func() { _ = wr.Close() }()
 	unread.Stdin = open
 	wantCode(t, run(ctx, t, sb, unread), 0)
 }
@@ -445,7 +445,7 @@ func upperHolds(ctx context.Context, t *testing.T, sb runner.Sandbox) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	if b, err := fs.ReadFile(root.FS(), "tmp/new"); err != nil || string(b) != "x\n" {
 		t.Errorf("upper has tmp/new = %q, %v", b, err)
 	}

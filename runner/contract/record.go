@@ -150,7 +150,7 @@ func readAll(ctx context.Context, t *testing.T, r runner.Record) (string, string
 	if err != nil {
 		t.Fatalf("Trajectory: %v", err)
 	}
-	defer rd.Close()
+	defer func() { _ = rd.Close() }()
 	text, err := io.ReadAll(rd)
 	if err != nil {
 		t.Fatal(err)
@@ -288,7 +288,7 @@ func recordTorn(t *testing.T, open func(*testing.T, string) runner.Record) {
 	t.Helper()
 	ctx := t.Context()
 	r := open(t, t.TempDir())
-	defer r.Close()
+	defer func() { _ = r.Close() }()
 	j, err := r.Journal(recordKey, 1)
 	if err != nil {
 		t.Fatal(err)

@@ -147,7 +147,7 @@ func captureSuite(ctx context.Context, t *testing.T, u WorldsUnderTest) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer dir.Close()
+		defer func() { _ = dir.Close() }()
 		c, err := f.Capture(ctx, overlay.CaptureInput{Upper: dir, HostID: u.HostID, Pack: pack})
 		if err != nil {
 			t.Fatalf("Capture: %v", err)

@@ -31,7 +31,7 @@ func fileError(p string, err error) error {
 	if err == nil {
 		return nil
 	}
-	kind := "io"
+	var kind string
 	switch {
 	case errors.Is(err, syscall.ENOTDIR):
 		kind = "not_a_directory"
@@ -123,7 +123,7 @@ func (t *tree) Read(_ context.Context, _ sandbox.User, p string, w io.Writer, of
 	if err != nil {
 		return sandbox.FileInfo{}, fileError(p, err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	if max < 0 {
 		max = fi.Size()
 	}

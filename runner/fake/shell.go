@@ -73,14 +73,12 @@ func (sh *shell) background(words []string) {
 	p.mu.Lock()
 	p.children++
 	p.mu.Unlock()
-	p.s.wg.Add(1)
-	go func() {
-		defer p.s.wg.Done()
+	p.s.wg.Go(func() {
 		_, _ = sh.redirected(words)
 		p.mu.Lock()
 		p.children--
 		p.mu.Unlock()
-	}()
+	})
 }
 
 type statement struct {

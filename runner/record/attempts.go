@@ -77,7 +77,7 @@ func (r *Record) each(ctx context.Context, do func(*sql.Rows) error, query strin
 	if err != nil {
 		return err
 	}
-	defer rows.Close()
+	defer func() { _ = rows.Close() }()
 	for rows.Next() {
 		if err := do(rows); err != nil {
 			return err

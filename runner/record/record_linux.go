@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLocked: another process has this record open.
+// ErrLocked says that another process has this record open.
 var ErrLocked = errors.New("record is in use by another daemon")
 
 func dataSync(f *os.File) error {
