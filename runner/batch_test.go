@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/sandbox"
 )
 
 func TestReadManifestNamesLineAndField(t *testing.T) {
@@ -418,6 +419,40 @@ func TestPlatformFaultInScoringIsNullAndScoredLater(t *testing.T) {
 	got := b.follow(made.ID, 0)
 	if len(got) != 1 || got[0].Reward == nil || *got[0].Reward != 1 || got[0].Attempt != 1 {
 		t.Errorf("results = %+v, want attempt 1 with reward 1", got)
+	}
+}
+
+// S12: a scoring sandbox that is killed from outside is tried again, on the same end state.
+func TestKilledScoringIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := b.graderOf(`sleep 0.3; echo '{"reward": 1}' >&3`)
+	key := b.live("e", func(s *runner.EpisodeSpec) { s.Graders = g })
+	agents := b.launcher.Live()
+	done := make(chan runner.Attempt, 1)
+	go func() {
+		ep, err := b.Finish(t.Context(), key, runner.FinishSpec{})
+		if err != nil {
+			t.Error(err)
+		}
+		done <- last(ep)
+	}()
+	for killed := false; !killed; {
+		for _, s := range b.launcher.Live() {
+			if !slices.Contains(agents, s) {
+				s.Die(sandbox.Fate{Kind: sandbox.Killed})
+				killed = true
+			}
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-t.Context().Done():
+			t.Fatal("no scoring sandbox came")
+		}
+	}
+	at := <-done
+	if at.Reward == nil || *at.Reward != 1 || at.Scores[0].Tries != 2 || at.N != 1 {
+		t.Errorf("reward %v after %d tries: %+v; want 1 after 2", at.Reward, at.Scores[0].Tries, at.Scores)
 	}
 }
 
