@@ -106,21 +106,44 @@ func (t *tree) at(controller, path string) string {
 	return filepath.Join(t.v1[controller], t.parent, path)
 }
 
+// write and read use the system calls alone: a call touches a dozen of these files, and
+// os.File would make each known to the netpoller.
 func write(dir, file, value string) error {
-	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
+	fd, err := unix.Open(dir+"/"+file, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return err
+		return &fs.PathError{Op: "open", Path: dir + "/" + file, Err: err}
 	}
-	_, err = f.WriteString(value)
-	return errors.Join(err, f.Close())
+	defer unix.Close(fd)
+	for {
+		if _, err = unix.Write(fd, []byte(value)); err != unix.EINTR { //nolint:errorlint // the call gives the bare number
+			break
+		}
+	}
+	if err != nil {
+		return &fs.PathError{Op: "write", Path: dir + "/" + file, Err: err}
+	}
+	return nil
 }
 
+// read is empty for a file that is not there.
 func read(dir, file string) string {
-	b, err := os.ReadFile(filepath.Join(dir, file))
+	fd, err := unix.Open(dir+"/"+file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return ""
 	}
-	return strings.TrimSpace(string(b))
+	defer unix.Close(fd)
+	var all []byte
+	var buf [1024]byte
+	for {
+		n, err := unix.Read(fd, buf[:])
+		if err == unix.EINTR { //nolint:errorlint // the call gives the bare number
+			continue
+		}
+		if n <= 0 || err != nil {
+			return strings.TrimSpace(string(all))
+		}
+		all = append(all, buf[:n]...)
+	}
 }
 
 func readInt(dir, file string) int64 {
@@ -284,15 +307,34 @@ func (t *tree) killAll(name string) {
 	})
 }
 
+// killProcs kills what a cgroup lists and returns how many there were. A number may have
+// been given to another process of the host since it was read, so the process is held by
+// a descriptor first, and killed only if the cgroup then lists the number still.
 func killProcs(dir string) int {
-	pids := strings.Fields(read(dir, "cgroup.procs"))
-	for _, p := range pids {
-		if pid, err := strconv.Atoi(p); err == nil && pid > 1 {
-			_ = unix.Kill(pid, unix.SIGKILL)
+	first := strings.Fields(read(dir, "cgroup.procs"))
+	held := map[string]int{}
+	for _, p := range first {
+		pid, err := strconv.Atoi(p)
+		if err != nil || pid <= 1 || len(held) == maxHeldPids {
+			continue
+		}
+		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+			held[p] = fd
 		}
 	}
-	return len(pids)
+	for _, p := range strings.Fields(read(dir, "cgroup.procs")) {
+		if fd, ok := held[p]; ok {
+			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+		}
+	}
+	for _, fd := range held {
+		_ = unix.Close(fd)
+	}
+	return len(first)
 }
+
+// maxHeldPids bounds the descriptors of one round of killProcs; callers repeat it.
+const maxHeldPids = 256
 
 // freeze stops or lets go every process of a sandbox.
 func (t *tree) freeze(name string, frozen bool) error {

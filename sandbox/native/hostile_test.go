@@ -1,6 +1,7 @@
 package native_test
 
 import (
+	"os"
 	"testing"
 	"time"
 
@@ -20,4 +21,31 @@ func TestStopStormHoldsUpNoOtherCall(t *testing.T) {
 			t.Fatalf("call %d: code %d signal %d after %s, want 0 or a timeout", i, code(r), r.Signal, r.took)
 		}
 	}
+}
+
+// A sandbox whose calls each leave a process that holds their output cannot use up the
+// daemon's descriptors.
+func TestHeldOutputsAreBounded(t *testing.T) {
+	limits := small
+	limits.Pids = 256
+	s := start(t, newLauncher(t), "default", limits)
+	before := descriptors(t)
+	for i := range 100 {
+		if r := run(t, s, script("sleep 100 & exit 0")); code(r) != 0 || !r.OutputHeld {
+			t.Fatalf("call %d: code %d held %v err %q", i, code(r), r.OutputHeld, r.err)
+		}
+	}
+	if grown := descriptors(t) - before; grown > 80 {
+		t.Errorf("100 calls with held outputs keep %d descriptors", grown)
+	}
+	mustWork(t, s)
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
 }

@@ -364,14 +364,14 @@ func (p *process) run() {
 		go func() { <-p.ended; timer.Stop() }()
 	}
 	if p.cmd.CPUTime > 0 {
-		go p.watchCPU()
+		go p.watchCPU(p.slot.cpu0)
 	}
 }
 
 // watchCPU looks at the call's CPU time ever more often as it nears its bound.
-func (p *process) watchCPU() {
+func (p *process) watchCPU(from time.Duration) {
 	for {
-		left := p.cmd.CPUTime - (p.slot.cpu() - p.slot.cpu0)
+		left := p.cmd.CPUTime - (p.slot.cpu() - from)
 		if left <= 0 {
 			p.cpuTimedOut.Store(true)
 			p.end()
@@ -415,7 +415,7 @@ func (p *process) Wait() sandbox.Exit {
 		e.Leftover = p.slot.population()
 	}
 	for _, u := range p.pumps {
-		if held := u.finish(&p.s.wg); held && u.counts {
+		if held := u.finish(p.s.hold); held && u.counts {
 			e.OutputHeld = true
 		}
 	}
@@ -438,10 +438,14 @@ func (p *process) settle(e *sandbox.Exit, bounded bool, wall time.Duration) {
 		code := p.status.ExitStatus()
 		e.Code = &code
 	}
-	e.OOM = p.slot.ooms() > p.slot.oom0
-	e.PidsLimit = p.slot.pidsHits() > p.slot.pids0
+	cpu, ooms, pids := p.slot.cpu(), p.slot.ooms(), p.slot.pidsHits()
+	e.OOM = ooms > p.slot.oom0
+	e.PidsLimit = pids > p.slot.pids0
 	e.Usage = sandbox.Usage{
-		CPU: p.slot.cpu() - p.slot.cpu0, Wall: wall, MemoryPeakBytes: max(0, p.slot.peak()-p.slot.mem0),
+		CPU: cpu - p.slot.cpu0, Wall: wall, MemoryPeakBytes: max(0, p.slot.peak()-p.slot.mem0),
+	}
+	if e.Leftover == 0 && !p.gone {
+		p.slot.rest(cpu, ooms)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -65,7 +64,7 @@ func (u *pump) deliver(b []byte) {
 // pipe already. It delivers that and says whether somebody still holds the other end;
 // then the pipe is drained to nothing until the end of the sandbox, so that a server that
 // logs there lives on.
-func (u *pump) finish(wg *sync.WaitGroup) (held bool) {
+func (u *pump) finish(hold func(*os.File)) (held bool) {
 	_ = u.from.SetReadDeadline(time.Unix(1, 0))
 	<-u.done
 	if !u.eof {
@@ -76,10 +75,7 @@ func (u *pump) finish(wg *sync.WaitGroup) (held bool) {
 		return false
 	}
 	_ = u.from.SetReadDeadline(time.Time{})
-	wg.Go(func() {
-		_, _ = io.Copy(io.Discard, u.from)
-		_ = u.from.Close()
-	})
+	hold(u.from)
 	return true
 }
 

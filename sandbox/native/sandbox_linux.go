@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -44,6 +46,8 @@ type Sandbox struct {
 	fate     sandbox.Fate
 	over     bool
 	done     chan struct{}
+
+	held []*os.File // pipes of ended calls that leftovers still write to, the oldest first
 
 	closeOnce sync.Once
 	closeErr  error
@@ -148,6 +152,34 @@ func (s *Sandbox) ended(f sandbox.Fate) {
 	for _, p := range calls {
 		p.lost()
 	}
+}
+
+// maxHeld bounds the pipes that the leftovers of one sandbox keep open in the daemon:
+// its descriptors are everybody's. Beyond it the oldest is closed, and who writes to it
+// then gets SIGPIPE.
+const maxHeld = 64
+
+// hold drains a pipe to nothing until its other end is closed or the sandbox ends.
+func (s *Sandbox) hold(pipe *os.File) {
+	s.mu.Lock()
+	s.held = append(s.held, pipe)
+	var oldest *os.File
+	if len(s.held) > maxHeld {
+		oldest, s.held = s.held[0], s.held[1:]
+	}
+	s.mu.Unlock()
+	if oldest != nil {
+		_ = oldest.Close()
+	}
+	s.wg.Go(func() {
+		_, _ = io.Copy(io.Discard, pipe)
+		_ = pipe.Close()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if i := slices.Index(s.held, pipe); i >= 0 {
+			s.held = slices.Delete(s.held, i, i+1)
+		}
+	})
 }
 
 func (s *Sandbox) killGuest() { _ = unix.PidfdSendSignal(int(s.pidfd.Fd()), unix.SIGKILL, nil, 0) }

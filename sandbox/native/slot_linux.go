@@ -31,6 +31,10 @@ type slot struct {
 	mem0  int64
 	oom0  int64
 	pids0 int64
+
+	made bool
+	// quiet: the last call left nothing in it, and noted the counters at its end.
+	quiet bool
 }
 
 // acquire returns an empty slot, ready for a call.
@@ -38,7 +42,7 @@ func (s *slots) acquire() (*slot, error) {
 	s.mu.Lock()
 	var sl *slot
 	for i, f := range s.free {
-		if f.population() == 0 {
+		if f.quiet || f.population() == 0 {
 			sl = f
 			s.free = append(s.free[:i], s.free[i+1:]...)
 			break
@@ -71,18 +75,38 @@ func (s *slot) dirs() []string {
 
 // prepare makes the cgroups where needed and notes the counters.
 func (s *slot) prepare() error {
-	for _, d := range s.dirs() {
-		if err := os.Mkdir(d, 0o755); err != nil && !os.IsExist(err) { //nolint:forbidigo // the error is the kernel's own
-			return fmt.Errorf("make call cgroup: %w", err)
-		}
+	if err := s.make(); err != nil {
+		return err
 	}
 	if s.tree.v2 {
 		_ = write(s.tree.at("", s.path), "memory.peak", "0") // from Linux 6.12 on
 	} else {
 		_ = write(s.tree.at("memory", s.path), "memory.max_usage_in_bytes", "0")
 	}
-	s.cpu0, s.mem0, s.oom0, s.pids0 = s.cpu(), s.memory(), s.ooms(), s.pidsHits()
+	s.mem0, s.pids0 = s.memory(), s.pidsHits()
+	if !s.quiet {
+		s.cpu0, s.oom0 = s.cpu(), s.ooms()
+	}
+	s.quiet = false
 	return nil
+}
+
+func (s *slot) make() error {
+	if s.made {
+		return nil
+	}
+	for _, d := range s.dirs() {
+		if err := os.Mkdir(d, 0o755); err != nil && !os.IsExist(err) { //nolint:forbidigo // the error is the kernel's own
+			return fmt.Errorf("make call cgroup: %w", err)
+		}
+	}
+	s.made = true
+	return nil
+}
+
+// rest notes the counters at the end of a call that left nothing behind.
+func (s *slot) rest(cpu time.Duration, ooms int64) {
+	s.cpu0, s.oom0, s.quiet = cpu, ooms, true
 }
 
 // tasks opens the files that a child writes "0" to.
