@@ -517,3 +517,58 @@ func TestEpisodesOfOthersAreNotSeen(t *testing.T) {
 		t.Errorf("Get() as another owner = %v", err)
 	}
 }
+
+// E10: the result is last, after all of the output, however many calls there are at once.
+func TestResultComesAfterAllOfTheOutput(t *testing.T) {
+	t.Parallel()
+	f := serveEpisodes(t)
+	k := f.create(t, "e")
+	slots := make(chan struct{}, 32)
+	var wg sync.WaitGroup
+	for i := range 200 {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			spec := sh(`head -c 300000 /dev/zero | tr '\0' a; exit 7`)
+			spec.Parallel, spec.MaxStdout = true, 1<<20
+			var out bytes.Buffer
+			var r api.CallResult
+			var err error
+			if i%2 == 0 {
+				r, err = f.client.Stream(t.Context(), k, spec, api.CallIO{Stdout: &out})
+			} else {
+				r, err = f.client.Call(t.Context(), k, spec)
+				out.Write(r.StdoutRaw())
+			}
+			if err != nil || r.ExitCode == nil || *r.ExitCode != 7 || out.Len() != 300000 || r.StdoutBytes != 300000 {
+				t.Errorf("call %d: %v, exit %v, %d bytes of %d", i, err, r.ExitCode, out.Len(), r.StdoutBytes)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func BenchmarkCallOverTheSocket(b *testing.B) {
+	f := serveEpisodes(b)
+	k := f.create(b, "e")
+	spec := api.CallSpec{Tool: "exec", Argv: []string{"/bin/true"}}
+	for b.Loop() {
+		f.mustCall(b, k, spec)
+	}
+}
+
+func BenchmarkEpisodeOverTheSocket(b *testing.B) {
+	f := serveEpisodes(b)
+	n := 0
+	for b.Loop() {
+		n++
+		k := f.create(b, fmt.Sprintf("e/%d", n))
+		f.mustCall(b, k, api.CallSpec{Tool: "exec", Argv: []string{"/bin/true"}})
+		if _, err := f.client.Finish(b.Context(), k, api.FinishSpec{}); err != nil {
+			b.Fatal(err)
+		}
+		if err := f.client.Delete(b.Context(), k); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
