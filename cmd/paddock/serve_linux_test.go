@@ -43,7 +43,7 @@ func newHost(tb testing.TB) host {
 	tb.Helper()
 	need.Root(tb)
 	need.Overlay(tb)
-	dir, err := os.MkdirTemp("/dev/shm", "pd") //nolint:usetesting // TempDir's names are too long for a socket
+	dir, err := os.MkdirTemp("", "pd") //nolint:usetesting // TempDir's names are too long for a socket
 	if err != nil {
 		tb.Fatal(err)
 	}
