@@ -85,6 +85,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, run: cfg.Runner, log: cfg.Log, metrics: newMetrics(), started: time.Now()}
 	s.ending, s.end = context.WithCancelCause(context.Background())
+	s.metrics.watch(cfg.Runner.Capacity)
 	s.routes = routes()
 	doc, err := api.Document(cfg.Version, operations(s.routes))
 	if err != nil {

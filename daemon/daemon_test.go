@@ -451,7 +451,7 @@ func TestMetricsCountRequestsAndErrors(t *testing.T) {
 	_, body := f.raw(t, "GET", "/metrics", "", "")
 	for _, want := range []string{
 		`paddock_http_requests_total{operation="getPolicy",status="404"} 1`,
-		`paddock_http_errors_total{kind="unknown_policy",operation="getPolicy"} 1`, "go_goroutines", "process_resident_memory_bytes",
+		`paddock_http_errors_total{kind="unknown_policy",operation="getPolicy"} 1`, "paddock_episodes_live 0", "go_goroutines", "process_resident_memory_bytes",
 	} {
 		if !strings.Contains(string(body), want) {
 			t.Errorf("metrics lack %s", want)

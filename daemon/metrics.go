@@ -8,6 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/paddock-run/paddock/runner"
 )
 
 // metrics are the daemon's own; each daemon has a registry of its own.
@@ -45,6 +47,19 @@ func newMetrics() *metrics {
 	m.registry.MustRegister(m.requests, m.errors, m.seconds, m.inflight, m.conns, m.refusedConns, m.refusedPeers, m.panics,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
+}
+
+// watch adds what the runner knows of capacity.
+func (m *metrics) watch(capacity func() runner.Capacity) {
+	gauge := func(name, help string, value func(runner.Capacity) float64) {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return value(capacity()) }))
+	}
+	gauge("paddock_episodes_live", "Live attempts.", func(c runner.Capacity) float64 { return float64(c.Live) })
+	gauge("paddock_episodes_queued", "Episodes that wait for capacity.", func(c runner.Capacity) float64 { return float64(c.Queued) })
+	gauge("paddock_cpus", "CPUs that episodes may reserve.", func(c runner.Capacity) float64 { return c.CPUs })
+	gauge("paddock_cpus_reserved", "CPUs that live episodes have reserved.", func(c runner.Capacity) float64 { return c.UsedCPUs })
+	gauge("paddock_memory_bytes", "Memory that episodes may reserve.", func(c runner.Capacity) float64 { return float64(c.MemoryBytes) })
+	gauge("paddock_memory_reserved_bytes", "Memory that live episodes have reserved.", func(c runner.Capacity) float64 { return float64(c.UsedMemoryBytes) })
 }
 
 func (m *metrics) handler() http.Handler {

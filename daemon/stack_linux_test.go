@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -214,4 +215,14 @@ type noTracker struct{}
 
 func (noTracker) Changes(context.Context, int) ([]overlay.Change, bool, error) {
 	return nil, false, nil
+}
+
+func newRequest(tb testing.TB, body string) *http.Request {
+	tb.Helper()
+	r, err := http.NewRequestWithContext(tb.Context(), http.MethodPost, "/", strings.NewReader(body))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	return r
 }
