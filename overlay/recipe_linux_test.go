@@ -190,6 +190,15 @@ func TestEveryFormOfAnArchiveAndTheDirectoryAreOneWorld(t *testing.T) {
 	if err != nil || !again.Hit {
 		t.Errorf("the same archive again: hit %v, %v", again.Hit, err)
 	}
+	at := func(when int64, uid int) string {
+		return file(t, tarOf(t, header{Name: "f", Linkname: "text", ModTime: time.Unix(when, 0), Uid: uid}))
+	}
+	_, err = s.Build(t.Context(), overlay.Recipe{Tar: at(1, 1)}, nil)
+	must(t, err)
+	other, err := s.Build(t.Context(), overlay.Recipe{Tar: at(2, 2)}, nil)
+	if err != nil || !other.Hit {
+		t.Errorf("other times and owners: hit %v, %v, want a hit", other.Hit, err)
+	}
 }
 
 // The digest of a small world is pinned: a change of the canonical form changes the ids of

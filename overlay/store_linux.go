@@ -133,6 +133,9 @@ func (s *Store) recover() error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read the index of worlds: %w", err)
 	}
+	if s.index.Version != 1 {
+		return fmt.Errorf("the index of worlds has version %d, this paddock reads 1", s.index.Version)
+	}
 	strays, err := s.strays()
 	if err != nil {
 		return err

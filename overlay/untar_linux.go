@@ -6,13 +6,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/klauspost/compress/gzip"
@@ -327,15 +327,50 @@ func (t *tarSource) close() {
 	t.placement.close()
 }
 
-// input is the archive's own digest: a hit must not unpack. An archive of the same
-// contents in another form is made, and gives the same world.
+// input covers path, type, mode, link, kept attributes and bytes of every entry, and
+// neither times, owners nor the form of the archive: a hit reads the archive and unpacks
+// nothing.
 func (t *tarSource) input(ctx context.Context, p Progress) (string, error) {
-	p("hash", 0, 0)
-	h := sha256.New()
-	if _, err := io.Copy(h, &cancelled{ctx, io.NewSectionReader(t.file, 0, 1<<62)}); err != nil {
-		return "", fmt.Errorf("read %s: %w", t.file.Name(), err)
+	r, end, err := decompress(io.NewSectionReader(t.file, 0, 1<<62), t.limits)
+	if err != nil {
+		return "", err
 	}
-	return hex.EncodeToString(h.Sum(nil)), nil
+	defer end()
+	u := &unpacking{into: t.into}
+	tr := tar.NewReader(&cancelled{ctx, r})
+	var lines []string
+	for {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if ctx.Err() != nil {
+			return "", context.Cause(ctx)
+		}
+		if err != nil {
+			return "", badArchive(err)
+		}
+		e, err := u.describe(h)
+		if err != nil {
+			return "", err
+		}
+		if e == nil {
+			continue
+		}
+		if int64(len(lines)) >= t.limits.Entries || e.size > t.limits.Bytes {
+			return "", refuse("world_too_large", e.path, "more than %d entries or %d bytes", t.limits.Entries, t.limits.Bytes)
+		}
+		body := sha256.New()
+		if _, err := io.Copy(body, tr); err != nil {
+			return "", badArchive(err)
+		}
+		lines = append(lines, fmt.Sprintf("%q %s %o %q %q %x", e.path, e.kind, e.mode, e.target, e.xattrs, body.Sum(nil)))
+		if len(lines)%1024 == 0 {
+			p("hash", int64(len(lines)), 0)
+		}
+	}
+	slices.Sort(lines)
+	return sum([]byte(strings.Join(lines, "\n"))), nil
 }
 
 // cancelled ends a read when its context does.
