@@ -27,7 +27,7 @@ import (
 //go:embed bin/*
 var bin embed.FS
 
-// ErrNotBuilt: the binary holds no guest for this architecture.
+// ErrNotBuilt says: the binary holds no guest for this architecture.
 var ErrNotBuilt = errors.New("guest not built for " + runtime.GOARCH + ": run make build")
 
 // Binary is the guest's program.

@@ -161,7 +161,7 @@ func Overlay(lowers []*os.File, upper, work *os.File) (*os.File, error) {
 	return create(fs, "overlay", NoSUID|NoDev)
 }
 
-// ErrNeedsPaths: the kernel (before 6.13) takes an overlay's layers by path only.
+// ErrNeedsPaths says: the kernel (before 6.13) takes an overlay's layers by path only.
 var ErrNeedsPaths = errors.New("overlay layers by descriptor are not supported")
 
 // OverlayPaths makes the same overlay of attached directories. at is an empty directory

@@ -81,7 +81,7 @@ type started struct {
 	files []*os.File
 }
 
-// ErrClosed: the launcher was closed.
+// ErrClosed says: the launcher was closed.
 var ErrClosed = errors.New("native launcher is closed")
 
 // New sweeps the cgroup parent and starts the launcher process.
