@@ -162,6 +162,15 @@ func (e *Engine) Exec(ctx context.Context, id string, argv []string) (exit int, 
 	return is.ExitCode, nil
 }
 
+// Changes lists what a container changed, and returns how many paths.
+func (e *Engine) Changes(ctx context.Context, id string) (int, error) {
+	changes, err := e.c.ContainerDiff(ctx, id)
+	if err != nil {
+		return 0, fmt.Errorf("list changes: %w", err)
+	}
+	return len(changes), nil
+}
+
 // Remove kills a container and removes it.
 func (e *Engine) Remove(ctx context.Context, id string) error {
 	err := e.c.ContainerRemove(context.WithoutCancel(ctx), id, container.RemoveOptions{Force: true, RemoveVolumes: true})

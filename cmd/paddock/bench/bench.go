@@ -97,6 +97,9 @@ func (b *bench) measure(ctx context.Context) error {
 	for round := range rounds + 1 {
 		b.Progress("rounds", round, rounds+1)
 		for _, j := range jobs {
+			if err := settle(ctx); err != nil {
+				return err
+			}
 			if err := b.repeat(ctx, j, round == 0); err != nil {
 				return fmt.Errorf("%s: %w", j.name, err)
 			}
@@ -109,6 +112,20 @@ func (b *bench) measure(ctx context.Context) error {
 		b.report.Rows["episode_"+part] = Row{What: "the part " + part + " of episode", Summary: took.Summarize()}
 	}
 	return b.Client.Delete(ctx, key(live))
+}
+
+// settle lets what the job before left to the kernel and to its daemon (namespaces and
+// cgroups being taken down) end, so that nobody pays for a neighbour.
+func settle(ctx context.Context) error {
+	const pause = 300 * time.Millisecond
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // repeat runs a job as often as a round asks for; a warm-up runs it twice and keeps nothing.
@@ -140,6 +157,7 @@ func (b *bench) jobs(live string) []job {
 	if b.docker != nil {
 		jobs = append(jobs,
 			job{"docker_episode", "Docker Engine API: create, start true, wait, remove; no network", 4, b.dockerEpisode},
+			job{"docker_session", "Docker Engine API: create, start an idle container, exec true, list changes, remove", 3, b.dockerSession},
 			job{"docker_exec", "Docker Engine API: exec true in a running container", 6, b.dockerExec})
 	}
 	return jobs
@@ -255,7 +273,7 @@ func (b *bench) connectDocker(ctx context.Context) (stop func() error, err error
 	if err := e.Import(ctx, benchImage, rootfs); err != nil {
 		return nothing, errors.Join(err, e.Close())
 	}
-	id, err := e.Start(ctx, engine.Container{Image: benchImage, Argv: []string{"/bin/busybox", "sleep", "3600"}})
+	id, err := e.Start(ctx, idle)
 	if err != nil {
 		return nothing, errors.Join(err, e.RemoveImage(ctx, benchImage), e.Close())
 	}
@@ -272,6 +290,28 @@ func (b *bench) dockerEpisode(ctx context.Context) (time.Duration, error) {
 	t, err := b.docker.Run(ctx, engine.Container{Image: benchImage, Argv: []string{"/bin/true"}})
 	return t.Total(), err
 }
+
+// dockerSession does call for call what an episode does: a container that stays for more
+// commands, one command in it, what it changed, and its end.
+func (b *bench) dockerSession(ctx context.Context) (time.Duration, error) {
+	began := time.Now()
+	id, err := b.docker.Start(ctx, idle)
+	if err != nil {
+		return 0, err
+	}
+	code, err := b.docker.Exec(ctx, id, []string{"/bin/true"})
+	if err == nil && code != 0 {
+		err = fmt.Errorf("true exited %d", code)
+	}
+	if err == nil {
+		_, err = b.docker.Changes(ctx, id)
+	}
+	err = errors.Join(err, b.docker.Remove(ctx, id))
+	return time.Since(began), err
+}
+
+// idle is a container that waits for commands.
+var idle = engine.Container{Image: benchImage, Argv: []string{"/bin/busybox", "sleep", "3600"}}
 
 func (b *bench) dockerExec(ctx context.Context) (time.Duration, error) {
 	began := time.Now()

@@ -68,7 +68,8 @@ func hostFacts() Host {
 // quoted are the figures that are quoted, in the report's order: top row over
 // bottom row, p50.
 var quoted = []struct{ name, top, bottom, says string }{
-	{"episode_vs_docker", "docker_episode", "episode", "fresh episode over the socket: times faster than Docker"},
+	{"episode_vs_docker", "docker_episode", "episode", "fresh episode over the socket: times faster than Docker's create, start true, wait, remove"},
+	{"session_vs_docker", "docker_session", "episode", "the same episode: times faster than Docker's create, start, exec true, changes, remove"},
 	{"exec_vs_docker_exec", "docker_exec", "exec", "one command in a running sandbox: times faster than docker exec"},
 	{"exec_http_vs_host", "exec", "host_exec", "the same command, over HTTP, against fork+exec on the host (1 is the floor)"},
 	{"fork_2g_vs_10m", "create_2g", "create_10m", "start on a 2 GB world against a 10 MB world (1 is ideal)"},
