@@ -199,7 +199,7 @@ func (r *Runner) startBatch(ctx context.Context, kept keptBatch) (Batch, error) 
 	if err := r.saveBatch(ctx, kept); err != nil {
 		return Batch{}, err
 	}
-	if err := r.runBatch(kept); err != nil {
+	if err := r.runBatch(kept); err != nil { //nolint:contextcheck // a batch outlives the request that made it
 		return Batch{}, err
 	}
 	return r.Batch(ctx, kept.Batch.Owner, kept.Batch.ID)
