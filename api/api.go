@@ -66,7 +66,7 @@ func Bytes(text string, lossless []byte) []byte {
 }
 
 // Size is a number of bytes. In JSON it is a number, or a text such as "2GiB", "512M" or
-// "1.5GB"; K, M, G and T alone are powers of 1024, KB, MB, GB and TB of 1000.
+// "1.5GB"; K, M, G, T and P alone are powers of 1024, KB, MB, GB, TB and PB of 1000.
 type Size int64
 
 var units = map[string]float64{
@@ -75,6 +75,7 @@ var units = map[string]float64{
 	"m": 1 << 20, "mib": 1 << 20, "mb": 1e6,
 	"g": 1 << 30, "gib": 1 << 30, "gb": 1e9,
 	"t": 1 << 40, "tib": 1 << 40, "tb": 1e12,
+	"p": 1 << 50, "pib": 1 << 50, "pb": 1e15,
 }
 
 // ParseSize reads a size as people write it.
@@ -90,7 +91,7 @@ func ParseSize(s string) (Size, error) {
 	}
 	n, err := strconv.ParseFloat(t[:split], 64)
 	if err != nil || !known || math.IsNaN(n) || math.Abs(n*factor) >= math.MaxInt64 {
-		return 0, fmt.Errorf("size %q: want bytes as a number, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB", s)
+		return 0, fmt.Errorf("size %q: want bytes as a number, or a number with KiB, MiB, GiB, TiB, PiB, KB, MB, GB, TB or PB", s)
 	}
 	return Size(n * factor), nil
 }

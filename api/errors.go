@@ -2,6 +2,7 @@ package api
 
 import (
 	"fmt"
+	"path"
 	"strings"
 )
 
@@ -94,7 +95,7 @@ func (e *Error) Error() string {
 	if e.Detail != "" {
 		b.WriteString(": " + e.Detail)
 	}
-	if e.Field != "" && !strings.Contains(e.Detail, e.Field) {
+	if e.Field != "" && !strings.Contains(e.Detail, path.Base(e.Field)) {
 		fmt.Fprintf(&b, " (at %s)", e.Field)
 	}
 	for _, d := range e.Pointers {

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/paddock-run/paddock/api"
 	"github.com/paddock-run/paddock/overlay"
@@ -266,7 +267,7 @@ func translateStore(err error) *api.Error {
 		if e.Kind == "bad_archive" || e.Kind == "duplicate_entry" || e.Kind == "outside_root" || e.Kind == "invalid_path" {
 			kind = api.BadArchive
 		}
-		return &api.Error{Kind: kind, Field: e.Kind, Detail: e.Error()}
+		return &api.Error{Kind: kind, Field: e.Kind, Detail: strings.TrimPrefix(e.Error(), string(kind)+": ")}
 	}
 	switch {
 	case errors.Is(err, overlay.ErrInUse):

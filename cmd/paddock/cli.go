@@ -27,6 +27,7 @@ const (
 	exitPaddock     = 125
 	exitNotRunnable = 126
 	exitNotFound    = 127
+	exitInterrupted = 130
 )
 
 // cli is what every command shares.
@@ -65,7 +66,11 @@ func run(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) 
 	root.SetOut(out)
 	root.SetErr(errs)
 	err := root.ExecuteContext(ctx)
-	return c.report(err)
+	code := c.report(err)
+	if code == exitPaddock && ctx.Err() != nil {
+		return exitInterrupted
+	}
+	return code
 }
 
 // report says on stderr what went wrong and what to do, and gives the exit code.

@@ -3,7 +3,8 @@
 // Exit codes: 0 done; 1 the daemon refused or the thing asked for failed; 2 wrong usage;
 // 3 no daemon answers. `paddock run` and `paddock episode call` pass on the exit code of
 // the program in the sandbox (128 + number for a signal, 124 for a timeout, 126 and 127
-// where it could not be started), and use 125 where paddock itself failed.
+// where it could not be started), and use 125 where paddock itself failed, 130 where a
+// signal stopped it.
 package main
 
 import (
@@ -51,7 +52,8 @@ func rootCommand(c *cli) *cobra.Command {
 		Long: "paddock turns worlds into sealed layers, runs one locked-down sandbox per episode on a\n" +
 			"copy-on-write fork, records what the agent does and scores the end state.\n\n" +
 			"Exit codes: 0 done; 1 refused or failed; 2 wrong usage; 3 no daemon answers. `run` and `episode call` pass on\n" +
-			"the exit code of the command (128 + number for a signal, 124 timeout, 126 and 127 not startable, 125 paddock failed).",
+			"the exit code of the command (128 + number for a signal, 124 timeout, 126 and 127 not startable, 125 paddock failed,\n" +
+			"130 interrupted).",
 		SilenceUsage: true, SilenceErrors: true,
 		// A name that is no command is an error, not the help with exit code 0.
 		Args: cobra.NoArgs,
