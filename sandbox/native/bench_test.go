@@ -41,7 +41,8 @@ func BenchmarkExec(b *testing.B) {
 
 func execTrue(b *testing.B, s interface {
 	Start(context.Context, sandbox.Command) (sandbox.Process, error)
-}) {
+},
+) {
 	b.Helper()
 	p, err := s.Start(b.Context(), sandbox.Command{Argv: []string{"/bin/true"}, Dir: "/"})
 	if err != nil {

@@ -372,7 +372,7 @@ func (b *building) setUp() error {
 	if err != nil {
 		return err
 	}
-	defer c.uc.Close()
+	defer func() { _ = c.uc.Close() }()
 	if err := c.sendBytes(frame.Encode(), files...); err != nil {
 		return err
 	}

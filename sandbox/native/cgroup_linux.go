@@ -113,9 +113,9 @@ func write(dir, file, value string) error {
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: dir + "/" + file, Err: err}
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	for {
-		if _, err = unix.Write(fd, []byte(value)); err != unix.EINTR { //nolint:errorlint // the call gives the bare number
+		if _, err = unix.Write(fd, []byte(value)); err != unix.EINTR {
 			break
 		}
 	}
@@ -131,12 +131,12 @@ func read(dir, file string) string {
 	if err != nil {
 		return ""
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	var all []byte
 	var buf [1024]byte
 	for {
 		n, err := unix.Read(fd, buf[:])
-		if err == unix.EINTR { //nolint:errorlint // the call gives the bare number
+		if err == unix.EINTR {
 			continue
 		}
 		if n <= 0 || err != nil {
@@ -307,13 +307,12 @@ func (t *tree) killAll(name string) {
 	})
 }
 
-// killProcs kills what a cgroup lists and returns how many there were. A number may have
+// killProcs kills what a cgroup lists. A number may have
 // been given to another process of the host since it was read, so the process is held by
 // a descriptor first, and killed only if the cgroup then lists the number still.
-func killProcs(dir string) int {
-	first := strings.Fields(read(dir, "cgroup.procs"))
+func killProcs(dir string) {
 	held := map[string]int{}
-	for _, p := range first {
+	for p := range strings.FieldsSeq(read(dir, "cgroup.procs")) {
 		pid, err := strconv.Atoi(p)
 		if err != nil || pid <= 1 || len(held) == maxHeldPids {
 			continue
@@ -322,7 +321,7 @@ func killProcs(dir string) int {
 			held[p] = fd
 		}
 	}
-	for _, p := range strings.Fields(read(dir, "cgroup.procs")) {
+	for p := range strings.FieldsSeq(read(dir, "cgroup.procs")) {
 		if fd, ok := held[p]; ok {
 			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 		}
@@ -330,7 +329,6 @@ func killProcs(dir string) int {
 	for _, fd := range held {
 		_ = unix.Close(fd)
 	}
-	return len(first)
 }
 
 // maxHeldPids bounds the descriptors of one round of killProcs; callers repeat it.

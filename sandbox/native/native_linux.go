@@ -134,7 +134,7 @@ func (l *Launcher) spawnLocked() (*launcherProcess, error) {
 		return nil, err
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "launcher")
-	defer theirs.Close()
+	defer func() { _ = theirs.Close() }()
 	c, err := newConn(pair[0])
 	if err != nil {
 		return nil, err

@@ -192,7 +192,7 @@ func (p *process) launch(ctx context.Context, theirs []*os.File) (*sandbox.Start
 			p.unregister(id)
 			return nil, err
 		}
-		defer m.Close()
+		defer func() { _ = m.Close() }()
 		theirs = append(theirs, m)
 	}
 	if err := s.guest.sendBytes(short, theirs...); err != nil {
@@ -263,34 +263,29 @@ func (p *process) frame(id uint32) guest.ExecFrame {
 	return f
 }
 
+// execKinds name what the kernel said to an exec.
+var execKinds = map[syscall.Errno]string{
+	unix.ENOENT: "command_not_found", unix.ENOTDIR: "command_not_found",
+	unix.EACCES: "permission_denied", unix.EPERM: "permission_denied",
+	unix.ENOEXEC: "not_executable", unix.E2BIG: "argument_list_too_long",
+}
+
 // startFailure names what kept a program from starting.
 func startFailure(r guest.Reply, c *sandbox.Command) *sandbox.StartFailure {
 	errno := syscall.Errno(r.Errno)
 	f := &sandbox.StartFailure{Kind: "start_failed", Path: c.Argv[0], Errno: int(r.Errno)}
 	switch {
 	case r.Step == guest.StepCwd:
-		f.Path = c.Dir
-		switch errno {
-		case unix.ENOTDIR:
+		f.Path, f.Kind = c.Dir, "cwd_not_found"
+		if errno == unix.ENOTDIR {
 			f.Kind = "cwd_not_a_directory"
-		case unix.EACCES:
+		} else if errno == unix.EACCES {
 			f.Kind = "permission_denied"
-		default:
-			f.Kind = "cwd_not_found"
 		}
 	case errno == unix.EAGAIN && (r.Step == guest.StepFork || r.Step == guest.StepCgroup):
 		f.Kind = "pids_limit"
-	case r.Step == guest.StepExec:
-		switch errno {
-		case unix.ENOENT, unix.ENOTDIR:
-			f.Kind = "command_not_found"
-		case unix.EACCES, unix.EPERM:
-			f.Kind = "permission_denied"
-		case unix.ENOEXEC:
-			f.Kind = "not_executable"
-		case unix.E2BIG:
-			f.Kind = "argument_list_too_long"
-		}
+	case r.Step == guest.StepExec && execKinds[errno] != "":
+		f.Kind = execKinds[errno]
 	}
 	return f
 }

@@ -284,7 +284,7 @@ func (s *Sandbox) provenGone() error {
 // Close stops the sandbox and releases everything it held.
 func (s *Sandbox) Close() error {
 	s.closeOnce.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), stopPatience) //nolint:usetesting // teardown has its own deadline
+		ctx, cancel := context.WithTimeout(context.Background(), stopPatience)
 		defer cancel()
 		err := s.Stop(ctx)
 		_ = s.guest.uc.Close()
