@@ -296,7 +296,8 @@ func (g *grading) judgeControl(run graderRun) controlResult {
 
 func (g *grading) budget() time.Duration { return seconds(g.in.Plan.Budgets.ScoreS) }
 
-// Score grades an ended attempt's kept end state; attempt 0 is the last. An attempt whose
+// Score grades an ended attempt's kept end state; attempt 0 is the last. Scores of graders
+// beside those that made its reward are kept with weight 0. An attempt whose
 // agent's phase ended with no reward is not scored: it comes back as it is.
 func (r *Runner) Score(ctx context.Context, key Key, attempt int, graders []WeightedGrader) (Episode, error) {
 	if len(graders) == 0 {
@@ -327,7 +328,27 @@ func (r *Runner) Score(ctx context.Context, key Key, attempt int, graders []Weig
 	if err != nil {
 		return Episode{}, err
 	}
+	for i := range scores {
+		if counts(at.Scores, scores[i].Grader) {
+			scores[i].Weight = 0
+		}
+	}
 	return r.attachScores(ctx, key, at.N, scores)
+}
+
+// counts says that the attempt has scores with a weight, and none of them is grader's: a
+// later grader's score is kept beside them and never changes the reward.
+func counts(scores []ScoreResult, grader string) bool {
+	weighted := false
+	for _, s := range scores {
+		if s.Weight != 0 {
+			if s.Grader == grader {
+				return false
+			}
+			weighted = true
+		}
+	}
+	return weighted
 }
 
 // rescore makes the kept end state again and grades it.
@@ -375,7 +396,7 @@ func (r *Runner) rescore(ctx context.Context, key Key, at Attempt, graders []Wei
 }
 
 // WriteReward keeps a reward that the client itself computed. It counts with weight 1
-// where the spec has no graders, else with 0 unless it is the only score.
+// where the spec has no graders and no other name was written before it, else with 0.
 func (r *Runner) WriteReward(ctx context.Context, key Key, attempt int, name string, reward *float64, metrics map[string]float64) (Episode, error) {
 	if !segment.MatchString(name) {
 		return Episode{}, badField("name", "%q is not [A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}", name)
@@ -400,7 +421,7 @@ func (r *Runner) WriteReward(ctx context.Context, key Key, attempt int, name str
 	if reward == nil {
 		s.Status, s.Cause, s.Step = Errored, Client, "judge"
 	}
-	if len(plan.Spec.Graders) == 0 {
+	if len(plan.Spec.Graders) == 0 && !counts(at.Scores, s.Grader) {
 		s.Weight = 1
 	}
 	return r.attachScores(ctx, key, at.N, []ScoreResult{s})

@@ -324,4 +324,5 @@ func TestRescoringSeesTheSameEndState(t *testing.T) {
 	if len(scores) != 2 || scores[1].Reward == nil || *scores[1].Reward != 1 || scores[0].Stderr != scores[1].Stderr {
 		t.Errorf("scores = %+v, want the same view twice", scores)
 	}
+	wantReward(t, *ep.Last(), 1) // not the sum of both
 }
