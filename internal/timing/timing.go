@@ -14,6 +14,7 @@ type Sample []time.Duration
 type Summary struct {
 	N   int     `json:"n"`
 	Min float64 `json:"min_ms"`
+	P10 float64 `json:"p10_ms"`
 	P50 float64 `json:"p50_ms"`
 	P90 float64 `json:"p90_ms"`
 	P99 float64 `json:"p99_ms"`
@@ -26,7 +27,7 @@ func (s Sample) Summarize() Summary {
 	}
 	sorted := slices.Sorted(slices.Values(s))
 	return Summary{
-		N: len(s), Min: milliseconds(sorted[0]),
+		N: len(s), Min: milliseconds(sorted[0]), P10: quantile(sorted, 0.10),
 		P50: quantile(sorted, 0.50), P90: quantile(sorted, 0.90), P99: quantile(sorted, 0.99),
 	}
 }

@@ -17,8 +17,8 @@ func TestSummarizeTakesNearestRanks(t *testing.T) {
 		want Summary
 	}{
 		{"nothing", nil, Summary{}},
-		{"one", Sample{2 * time.Millisecond}, Summary{N: 1, Min: 2, P50: 2, P90: 2, P99: 2}},
-		{"hundred", hundred, Summary{N: 100, Min: 1, P50: 50, P90: 90, P99: 99}},
+		{"one", Sample{2 * time.Millisecond}, Summary{N: 1, Min: 2, P10: 2, P50: 2, P90: 2, P99: 2}},
+		{"hundred", hundred, Summary{N: 100, Min: 1, P10: 10, P50: 50, P90: 90, P99: 99}},
 	} {
 		if got := test.in.Summarize(); got != test.want {
 			t.Errorf("%s: Summarize() = %+v, want %+v", test.name, got, test.want)

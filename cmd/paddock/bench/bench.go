@@ -81,6 +81,20 @@ type job struct {
 	// each is how often in a round.
 	each int
 	do   func(context.Context) (time.Duration, error)
+	// with, when set, is run in turn with this one: what is compared closely must not lie
+	// apart in time.
+	with *job
+}
+
+// inTurn is the job and the one that goes with it, each first every other time.
+func (j *job) inTurn(i int) []*job {
+	switch {
+	case j.with == nil:
+		return []*job{j}
+	case i%2 == 0:
+		return []*job{j, j.with}
+	}
+	return []*job{j.with, j}
 }
 
 // measure runs the jobs in rounds, so that a change of the host's speed meets all alike.
@@ -106,7 +120,9 @@ func (b *bench) measure(ctx context.Context) error {
 		}
 	}
 	for _, j := range jobs {
-		b.report.Rows[j.name] = Row{What: j.what, Summary: b.samples[j.name].Summarize()}
+		for _, one := range j.inTurn(0) {
+			b.report.Rows[one.name] = Row{What: one.what, Summary: b.samples[one.name].Summarize()}
+		}
 	}
 	for part, took := range b.parts {
 		b.report.Rows["episode_"+part] = Row{What: "the part " + part + " of episode", Summary: took.Summarize()}
@@ -134,31 +150,41 @@ func (b *bench) repeat(ctx context.Context, j job, warmUp bool) error {
 	if warmUp {
 		each = min(each, 2)
 	}
-	for range each {
-		took, err := j.do(ctx)
-		if err != nil {
-			return err
-		}
-		if !warmUp {
-			b.samples[j.name] = append(b.samples[j.name], took)
+	for i := range each {
+		for _, one := range j.inTurn(i) {
+			took, err := one.do(ctx)
+			if err != nil {
+				return err
+			}
+			if !warmUp {
+				b.samples[one.name] = append(b.samples[one.name], took)
+			}
 		}
 	}
 	return nil
 }
 
 func (b *bench) jobs(live string) []job {
+	exec := func(ctx context.Context) (time.Duration, error) { return b.exec(ctx, live) }
+	start := func(world string) func(context.Context) (time.Duration, error) {
+		return func(ctx context.Context) (time.Duration, error) { return b.start(ctx, world) }
+	}
 	jobs := []job{
-		{"episode", "create, exec true, finish with capture, delete, over the socket", 40, b.episode},
-		{"exec", "exec true in a live episode, over the socket", 60, func(ctx context.Context) (time.Duration, error) { return b.exec(ctx, live) }},
-		{"host_exec", "fork and exec of the same program on the host", 60, hostExec},
-		{"create_10m", "create on a world of 10 MB", 20, func(ctx context.Context) (time.Duration, error) { return b.start(ctx, "10m") }},
-		{"create_2g", "create on a world of 2 GB", 20, func(ctx context.Context) (time.Duration, error) { return b.start(ctx, "2g") }},
+		{name: "episode", what: "create, exec true, finish with capture, delete, over the socket", each: 40, do: b.episode},
+		{
+			name: "exec", what: "exec true in a live episode, over the socket", each: 60, do: exec,
+			with: &job{name: "host_exec", what: "fork and exec of the same program on the host", do: hostExec},
+		},
+		{
+			name: "create_10m", what: "create on a world of 10 MB", each: 30, do: start("10m"),
+			with: &job{name: "create_2g", what: "create on a world of 2 GB", do: start("2g")},
+		},
 	}
 	if b.docker != nil {
 		jobs = append(jobs,
-			job{"docker_episode", "Docker Engine API: create, start true, wait, remove; no network", 4, b.dockerEpisode},
-			job{"docker_session", "Docker Engine API: create, start an idle container, exec true, list changes, remove", 3, b.dockerSession},
-			job{"docker_exec", "Docker Engine API: exec true in a running container", 6, b.dockerExec})
+			job{name: "docker_episode", what: "Docker Engine API: create, start true, wait, remove; no network", each: 4, do: b.dockerEpisode},
+			job{name: "docker_session", what: "Docker Engine API: create, start an idle container, exec true, list changes, remove", each: 3, do: b.dockerSession},
+			job{name: "docker_exec", what: "Docker Engine API: exec true in a running container", each: 6, do: b.dockerExec})
 	}
 	return jobs
 }
