@@ -203,3 +203,24 @@ func TestSilentConnectionsAreDroppedAndDisturbNobody(t *testing.T) {
 		}
 	}
 }
+
+func TestSocketsOfADeadDaemonAreSwept(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(socketDir(t), "sockets")
+	if _, err := NewSockets(dir); err != nil {
+		t.Fatal(err)
+	}
+	l, err := ownedSocket{path: filepath.Join(dir, "left.sock"), uid: -1, gid: -1, mode: 0o600}.listen(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil { // leaves the file, as a crash does
+		t.Fatal(err)
+	}
+	if _, err := NewSockets(dir); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}

@@ -28,10 +28,20 @@ type Sockets struct {
 }
 
 // NewSockets makes sockets in dir, a directory of the daemon's alone that each agent's
-// user may enter but not list.
+// user may enter but not list. What a dead daemon left there is removed: the caller holds
+// the store's lock, so no other is alive.
 func NewSockets(dir string) (*Sockets, error) {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, err
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range left {
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return nil, err
+		}
 	}
 	return &Sockets{dir: dir}, os.Chmod(dir, 0o711)
 }
