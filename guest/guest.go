@@ -203,6 +203,7 @@ func Decode(b []byte) (Reply, error) {
 		r.Step, r.Errno = Step(word(0)), word(1)
 	case Exited:
 		r.Status = word(0)
+	case Ready, Setup, Exec: // nothing beside the header
 	}
 	return r, nil
 }

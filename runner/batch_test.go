@@ -351,7 +351,7 @@ func TestLateAttemptDoesNotReplaceTheFirstComplete(t *testing.T) {
 	b := newBench(t)
 	g := b.graderOf(sayOne)
 	graded := func(s *runner.EpisodeSpec) { s.Retries, s.Graders = 1, g }
-	b.lose("e", graded)
+	b.lose(graded)
 	b.finish(b.live("e", graded))
 	key := b.key("e")
 	one := 0.5

@@ -261,8 +261,8 @@ func TestCreateOfAKnownID(t *testing.T) {
 	}{
 		{"live is attached to", func(b *bench) { b.live("e") }, nil, true, 1, ""},
 		{"ended by the agent is kept", func(b *bench) { b.finish(b.live("e")) }, nil, true, 1, ""},
-		{"platform's null is retried", func(b *bench) { b.lose("e", retried) }, retried, false, 2, ""},
-		{"no retries are left", func(b *bench) { b.lose("e", retried); b.lose("e", retried) }, retried, false, 2, runner.KindAttemptsExhausted},
+		{"platform's null is retried", func(b *bench) { b.lose(retried) }, retried, false, 2, ""},
+		{"no retries are left", func(b *bench) { b.lose(retried); b.lose(retried) }, retried, false, 2, runner.KindAttemptsExhausted},
 		{"cancelled is kept", func(b *bench) { b.cancelled("e") }, retried, true, 1, ""},
 		{
 			"cancelled starts anew when asked", func(b *bench) { b.cancelled("e") },
@@ -311,9 +311,9 @@ func TestCreateOfAKnownID(t *testing.T) {
 }
 
 // lose makes an attempt and ends it as the platform's fault.
-func (b *bench) lose(id string, change ...func(*runner.EpisodeSpec)) {
+func (b *bench) lose(change ...func(*runner.EpisodeSpec)) {
 	b.t.Helper()
-	key := b.live(id, change...)
+	key := b.live("e", change...)
 	for _, s := range b.launcher.Live() {
 		s.Die(sandbox.Fate{Kind: sandbox.LauncherDied})
 	}
@@ -600,7 +600,7 @@ func TestLateCallsOfAnEarlierAttemptAreSuperseded(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	retried := func(s *runner.EpisodeSpec) { s.Retries = 1 }
-	b.lose("e", retried)
+	b.lose(retried)
 	key := b.live("e", retried)
 	_, err := b.Call(t.Context(), key, runner.CallSpec{Tool: "exec", Shell: "true", Attempt: 1}, runner.CallIO{})
 	wantKind(t, err, runner.KindSuperseded)

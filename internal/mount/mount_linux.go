@@ -29,7 +29,7 @@ func New(fstype string, attrs int, opts ...Option) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open file system %s: %w", fstype, err)
 	}
-	defer unix.Close(fs)
+	defer func() { _ = unix.Close(fs) }()
 	for _, o := range opts {
 		if err := unix.FsconfigSetString(fs, o.Key, o.Value); err != nil {
 			return nil, fmt.Errorf("%s option %s=%s: %w", fstype, o.Key, o.Value, err)
@@ -133,11 +133,11 @@ func Overlay(lowers []*os.File, upper, work *os.File) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open file system overlay: %w", err)
 	}
-	defer unix.Close(fs)
+	defer func() { _ = unix.Close(fs) }()
 	for _, l := range lowers {
 		if err := unix.FsconfigSetFd(fs, "lowerdir+", int(l.Fd())); err != nil {
 			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
-				return nil, fmt.Errorf("%w: %v", ErrNeedsPaths, err)
+				return nil, fmt.Errorf("%w: %w", ErrNeedsPaths, err)
 			}
 			return nil, fmt.Errorf("overlay lower: %w", err)
 		}
@@ -167,10 +167,11 @@ var ErrNeedsPaths = errors.New("overlay layers by descriptor are not supported")
 // OverlayPaths makes the same overlay of attached directories. at is an empty directory
 // where it is mounted for a moment.
 func OverlayPaths(lowers []string, upper, work, at string) (*os.File, error) {
-	data := "lowerdir=" + strings.Join(lowers, ":") + ",upperdir=" + upper + ",workdir=" + work + ",volatile"
+	opts := []string{"lowerdir=" + strings.Join(lowers, ":"), "upperdir=" + upper, "workdir=" + work, "volatile"}
 	for _, o := range overlayOptions {
-		data += "," + o.Key + "=" + o.Value
+		opts = append(opts, o.Key+"="+o.Value)
 	}
+	data := strings.Join(opts, ",")
 	if len(data) >= os.Getpagesize() {
 		return nil, fmt.Errorf("overlay of %d layers: options of %d bytes, at most %d", len(lowers), len(data), os.Getpagesize()-1)
 	}

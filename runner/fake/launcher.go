@@ -171,7 +171,7 @@ func (s *Sandbox) Break() error {
 
 // Stop ends every process.
 func (s *Sandbox) Stop(context.Context) error {
-	s.Die(sandbox.Fate{Kind: sandbox.Stopped})
+	s.Die(sandbox.Fate{Kind: sandbox.Stopped}) //nolint:contextcheck // the end goes on whatever becomes of ctx
 	<-s.done
 	return nil
 }
@@ -217,7 +217,7 @@ func (s *Sandbox) Start(_ context.Context, cmd sandbox.Command) (sandbox.Process
 	p := &process{s: s, cmd: cmd, kill: make(chan struct{}), end: make(chan sandbox.Exit, 1)}
 	s.procs[p] = true
 	s.wg.Add(1)
-	go p.main()
+	go p.main() //nolint:contextcheck // a process outlives the request that started it
 	return p, nil
 }
 

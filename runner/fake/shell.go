@@ -43,7 +43,7 @@ func (sh *shell) script(text string) (code, sig int) {
 		case words[0] == "kill":
 			return 0, 9
 		default:
-			code, _ = sh.redirected(words)
+			code = sh.redirected(words)
 		}
 	}
 	return code, 0
@@ -74,7 +74,7 @@ func (sh *shell) background(words []string) {
 	p.children++
 	p.mu.Unlock()
 	p.s.wg.Go(func() {
-		_, _ = sh.redirected(words)
+		_ = sh.redirected(words)
 		p.mu.Lock()
 		p.children--
 		p.mu.Unlock()
@@ -168,7 +168,7 @@ func (sh *shell) variable(name string) string {
 }
 
 // redirected takes the redirections out and runs the rest.
-func (sh *shell) redirected(words []string) (code, sig int) {
+func (sh *shell) redirected(words []string) int {
 	to := *sh
 	var args []string
 	var file string
@@ -192,16 +192,17 @@ func (sh *shell) redirected(words []string) (code, sig int) {
 		}
 	}
 	if file == "" {
-		return to.simple(args)
+		code, _ := to.simple(args)
+		return code
 	}
 	var buf strings.Builder
 	to.out = &buf
-	code, sig = to.simple(args)
+	code, _ := to.simple(args)
 	if _, err := sh.p.s.tree.put(sh.path(file), []byte(buf.String()), 0o644, add); err != nil {
 		_, _ = fmt.Fprintln(sh.err, err)
-		return 1, 0
+		return 1
 	}
-	return code, sig
+	return code
 }
 
 func (sh *shell) path(p string) string {

@@ -48,7 +48,7 @@ func openTree(parent string) (*tree, error) {
 		t.v1 = map[string]string{}
 	case cgroups.Legacy:
 		t.v1 = map[string]string{}
-	default:
+	case cgroups.Unavailable:
 		return nil, errors.New("no cgroups are mounted at " + cgroupRoot)
 	}
 	for _, c := range v1Controllers {
@@ -200,16 +200,13 @@ func (t *tree) limit(name string, r *specs.LinuxResources) error {
 	var errs []error
 	if r.Memory != nil && r.Memory.Limit != nil {
 		v := strconv.FormatInt(*r.Memory.Limit, 10)
+		file, swapFile, swap := "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", v
 		if t.v2 {
-			errs = append(errs, set("memory", calls, "memory.max", v))
-			if _, err := os.Stat(filepath.Join(t.at("", calls), "memory.swap.max")); err == nil {
-				errs = append(errs, set("memory", calls, "memory.swap.max", "0"))
-			}
-		} else {
-			errs = append(errs, set("memory", calls, "memory.limit_in_bytes", v))
-			if _, err := os.Stat(filepath.Join(t.at("memory", calls), "memory.memsw.limit_in_bytes")); err == nil {
-				errs = append(errs, set("memory", calls, "memory.memsw.limit_in_bytes", v))
-			}
+			file, swapFile, swap = "memory.max", "memory.swap.max", "0"
+		}
+		errs = append(errs, set("memory", calls, file, v))
+		if _, err := os.Stat(filepath.Join(t.at("memory", calls), swapFile)); err == nil { // absent on hosts without swap accounting
+			errs = append(errs, set("memory", calls, swapFile, swap))
 		}
 	}
 	if r.Pids != nil && r.Pids.Limit != nil {

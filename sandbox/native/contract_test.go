@@ -133,7 +133,7 @@ func world(tb testing.TB) string {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	for _, applet := range strings.Fields(string(list)) {
+	for applet := range strings.FieldsSeq(string(list)) {
 		if applet != "busybox" {
 			_ = os.Symlink("busybox", filepath.Join(dir, "bin", applet))
 		}

@@ -265,7 +265,7 @@ func (l *Launcher) Start(ctx context.Context, spec sandbox.Spec) (*Sandbox, erro
 		}
 		return l.adopt(p, r, spec, a)
 	case <-ctx.Done():
-		l.wg.Go(func() { l.abandon(p, r, spec, answer) })
+		l.wg.Go(func() { l.abandon(p, r, spec, answer) }) //nolint:contextcheck // ctx is over: the clean-up has a deadline of its own
 		return nil, context.Cause(ctx)
 	}
 }

@@ -270,6 +270,9 @@ var execKinds = map[syscall.Errno]string{
 	unix.ENOEXEC: "not_executable", unix.E2BIG: "argument_list_too_long",
 }
 
+// cwdKinds name what the kernel said to a working directory that may be there.
+var cwdKinds = map[syscall.Errno]string{unix.ENOTDIR: "cwd_not_a_directory", unix.EACCES: "permission_denied"}
+
 // startFailure names what kept a program from starting.
 func startFailure(r guest.Reply, c *sandbox.Command) *sandbox.StartFailure {
 	errno := syscall.Errno(r.Errno)
@@ -277,10 +280,8 @@ func startFailure(r guest.Reply, c *sandbox.Command) *sandbox.StartFailure {
 	switch {
 	case r.Step == guest.StepCwd:
 		f.Path, f.Kind = c.Dir, "cwd_not_found"
-		if errno == unix.ENOTDIR {
-			f.Kind = "cwd_not_a_directory"
-		} else if errno == unix.EACCES {
-			f.Kind = "permission_denied"
+		if kind := cwdKinds[errno]; kind != "" {
+			f.Kind = kind
 		}
 	case errno == unix.EAGAIN && (r.Step == guest.StepFork || r.Step == guest.StepCgroup):
 		f.Kind = "pids_limit"
@@ -318,6 +319,8 @@ func (p *process) take(r guest.Reply, files []*os.File) error {
 		}
 		p.status = unix.WaitStatus(uint32(r.Status))
 		p.once.Do(func() { close(p.ended) })
+	case guest.Setup, guest.Ready, guest.Exec:
+		return fmt.Errorf("guest frame of type %d for a call", r.Type)
 	}
 	return nil
 }
