@@ -43,6 +43,7 @@ const (
 	NotRescorable     Kind = "not_rescorable"
 	WrongState        Kind = "wrong_state"
 	InUse             Kind = "in_use"
+	WorldUnhealthy    Kind = "world_unhealthy" // its set-up failed too often in a row
 )
 
 // Kinds that are not the request's fault: the same request may do later.

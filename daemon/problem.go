@@ -34,7 +34,7 @@ func statusOf(kind api.Kind) int {
 	case api.EpisodeDeleted:
 		return http.StatusGone
 	case api.RunExists, api.Fenced, api.SpecConflict, api.CallConflict, api.Superseded, api.AttemptsExhausted,
-		api.EpisodeEnded, api.NotRescorable, api.WrongState, api.InUse:
+		api.EpisodeEnded, api.NotRescorable, api.WrongState, api.InUse, api.WorldUnhealthy:
 		return http.StatusConflict
 	case api.OverCapacity:
 		return http.StatusTooManyRequests
@@ -48,17 +48,18 @@ func statusOf(kind api.Kind) int {
 
 // hints say what to do about an error where the daemon knows nothing better.
 var hints = map[api.Kind]string{
-	api.UnknownWorld:  "list worlds with `paddock world ls`; the smallest one is made in an instant by `paddock world build --busybox --name busybox`",
-	api.UnknownPolicy: "list policies with `paddock policy ls`",
-	api.RunExists:     `open it again with resume "resume" or "auto", or choose another name`,
-	api.Fenced:        "another driver has resumed this run; stop this one",
-	api.SpecConflict:  `choose another id, or send on_conflict "supersede" to keep the old attempt as history and start anew`,
-	api.CallConflict:  "a sequence number names one call for good; number the calls of an attempt 1, 2, 3, ...",
-	api.EpisodeEnded:  `start a new attempt with attempt "next", or another episode`,
-	api.OverCapacity:  "ask again after retry_after seconds",
-	api.Draining:      "the daemon is stopping; ask again when it is back",
-	api.Internal:      "this is a bug of paddock; the daemon's log has a line with the incident",
-	api.ForeignOrigin: "the daemon is not for browsers; ask for http://paddock/ or http://localhost/ on the unix socket",
+	api.UnknownWorld:   "list worlds with `paddock world ls`; the smallest one is made in an instant by `paddock world build --busybox --name busybox`",
+	api.UnknownPolicy:  "list policies with `paddock policy ls`",
+	api.RunExists:      `open it again with resume "resume" or "auto", or choose another name`,
+	api.Fenced:         "another driver has resumed this run; stop this one",
+	api.SpecConflict:   `choose another id, or send on_conflict "supersede" to keep the old attempt as history and start anew`,
+	api.CallConflict:   "a sequence number names one call for good; number the calls of an attempt 1, 2, 3, ...",
+	api.EpisodeEnded:   `start a new attempt with attempt "next", or another episode`,
+	api.WorldUnhealthy: "mend the world's set-up and build it anew with `paddock world build`; to build or import the same world again lifts it too",
+	api.OverCapacity:   "ask again after retry_after seconds",
+	api.Draining:       "the daemon is stopping; ask again when it is back",
+	api.Internal:       "this is a bug of paddock; the daemon's log has a line with the incident",
+	api.ForeignOrigin:  "the daemon is not for browsers; ask for http://paddock/ or http://localhost/ on the unix socket",
 }
 
 // finishProblem fills what follows from the kind.

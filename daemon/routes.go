@@ -61,7 +61,7 @@ func runRoutes() []route {
 		typed("POST", runPath+"/episodes", "createEpisode", "Create an episode, or get what is kept of its id", (*Server).createEpisode,
 			body(bigBody), header(api.HeaderGeneration, "the run's generation that the driver was given"),
 			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownUser, api.RefusedByPolicy, api.Fenced, api.SpecConflict,
-				api.AttemptsExhausted, api.OverCapacity, api.Corrupt, api.NotFound, api.WrongState)),
+				api.AttemptsExhausted, api.OverCapacity, api.Corrupt, api.NotFound, api.WrongState, api.WorldUnhealthy)),
 		typed("GET", runPath+"/episodes", "listEpisodes", "List episodes in order of their ids", (*Server).listEpisodes, draining,
 			param("prefix", "string", "of the ids"), param("after", "string", "an id to continue after"), param("max", "integer", "at most so many, 1 to 10000"),
 			may(api.NotFound)),

@@ -172,6 +172,10 @@ func (a *attempt) begin(ctx context.Context) *End {
 	if admitted != nil {
 		return admitted
 	}
+	// Others may have found out while this one was in the queue.
+	if err := a.r.health.check(a.key.Owner, a.plan.World); err != nil {
+		return &End{Status: Errored, Cause: WorldBad, Step: "setup", Evidence: []string{err.Error()}}
+	}
 	started := time.Now()
 	if err := a.to(ctx, Starting, Lazy, nil); err != nil {
 		return &End{Status: Errored, Cause: Platform, Step: "host_disk", Evidence: []string{err.Error()}}
@@ -186,7 +190,9 @@ func (a *attempt) begin(ctx context.Context) *End {
 	a.rec.Clocks.StartS = time.Since(started).Seconds()
 	a.mu.Unlock()
 	setup := time.Now()
-	if end := a.setUp(ctx); end != nil {
+	end := a.setUp(ctx)
+	a.r.health.note(a.key.Owner, a.plan.World, end)
+	if end != nil {
 		return end
 	}
 	err := a.to(ctx, Live, Lazy, func(rec *Attempt) {

@@ -459,6 +459,9 @@ func (b *liveBatch) refused(ctx context.Context, line *BatchEpisode, err error) 
 		res := resultOf(line, &ep)
 		return &res, nil
 	}
+	if KindOf(err) == KindWorldUnhealthy {
+		return b.unmade(line, End{Status: Errored, Cause: WorldBad, Step: "setup", Evidence: []string{err.Error()}}), nil
+	}
 	return b.unmade(line, End{Status: Errored, Cause: Client, Step: "create", Evidence: []string{err.Error()}}), nil
 }
 

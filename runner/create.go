@@ -199,6 +199,9 @@ func (r *Runner) supersede(ctx context.Context, key Key, all []Attempt) error {
 
 // launch puts a new attempt on record and sets it going.
 func (r *Runner) launch(ctx context.Context, key Key, run Run, n int, plan Plan, world overlay.World, pol *policies.Policy) (*attempt, error) {
+	if err := r.health.check(key.Owner, plan.World); err != nil {
+		return nil, err
+	}
 	plan.SampleSeed = sampleSeed(&plan.Spec, run.Seed, key.ID, n)
 	l, err := r.leaseOf(key.Owner, plan.Spec.Lease)
 	if err != nil {

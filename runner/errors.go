@@ -25,6 +25,7 @@ const (
 	KindUnknownTool       = "unknown_tool"
 	KindUnknownWorld      = "unknown_world"
 	KindUnknownGrader     = "unknown_grader"
+	KindWorldUnhealthy    = "world_unhealthy"
 	KindNotRescorable     = "not_rescorable"
 	KindTooLarge          = "too_large"
 	KindRecordDamaged     = "record_damaged"

@@ -10,12 +10,20 @@ import (
 
 // BuildWorld builds a world.
 func (r *Runner) BuildWorld(ctx context.Context, recipe overlay.Recipe, p overlay.Progress) (overlay.Built, error) {
-	return r.cfg.Worlds.Build(ctx, recipe, p)
+	built, err := r.cfg.Worlds.Build(ctx, recipe, p)
+	if err == nil {
+		r.health.lift(built.World.ID)
+	}
+	return built, err
 }
 
 // ImportWorld reads an OCI image layout tar.
 func (r *Runner) ImportWorld(ctx context.Context, rd io.Reader, name string, p overlay.Progress) (overlay.World, error) {
-	return r.cfg.Worlds.Import(ctx, rd, name, p)
+	w, err := r.cfg.Worlds.Import(ctx, rd, name, p)
+	if err == nil {
+		r.health.lift(w.ID)
+	}
+	return w, err
 }
 
 // ExportWorld writes a world as an OCI image layout tar.
