@@ -337,11 +337,19 @@ func fateEnd(f sandbox.Fate) End {
 		return End{Status: Interrupted, Cause: Platform, Step: "launcher", Evidence: ev}
 	case sandbox.Killed:
 		return End{Status: Errored, Cause: Platform, Step: "killed_outside", Evidence: ev}
+	case sandbox.HostOOM:
+		return hostMemoryEnd(ev)
 	case sandbox.GuestOOM:
 		return End{Status: OOM, Cause: Agent, Evidence: ev}
 	case sandbox.Stopped, sandbox.GuestDied, sandbox.GuestBroke:
 	}
 	return End{Status: Failed, Cause: Agent, Flags: []string{"unexplained"}, Evidence: ev}
+}
+
+// hostMemoryEnd is the end after the host's OOM killer struck an episode that was under its
+// own limit.
+func hostMemoryEnd(evidence []string) End {
+	return End{Status: Errored, Cause: Platform, Step: "host_memory", Evidence: evidence}
 }
 
 // storageEnd is the end after the record or the store could not be written.

@@ -91,6 +91,10 @@ func (a *attempt) fill(c *callState, e sandbox.Exit, expired string) {
 	r := &c.res
 	r.Code, r.Signal, r.OOM, r.PidsLimit = e.Code, e.Signal, e.OOM, e.PidsLimit
 	r.TimedOut, r.CPUTimedOut = e.TimedOut || expired != "", e.CPUTimedOut
+	if e.HostOOM {
+		a.ask(hostMemoryEnd([]string{fmt.Sprintf(
+			"the OOM killer struck in call %d; the sandbox had never met its own memory limit", c.spec.Seq)}))
+	}
 	r.OutputHeld, r.Leftover, r.Usage = e.OutputHeld, e.Leftover, e.Usage
 	if e.NotStarted != nil {
 		r.Error = &CallError{Kind: e.NotStarted.Kind, Path: Raw(e.NotStarted.Path)}

@@ -100,6 +100,8 @@ func (g *grading) sandboxSpec(layer string) (sandbox.Spec, int64, error) {
 	return s, eff.MemoryBytes + eff.DiskBytes, nil
 }
 
+var errHostMemory = errors.New("host_memory: the OOM killer struck the scoring sandbox, which had never met its own limit")
+
 // inside runs the start commands of mode boot and then the grader.
 func (g *grading) inside(ctx context.Context, sb Sandbox) (graderRun, error) {
 	cmd, err := g.command()
@@ -117,6 +119,9 @@ func (g *grading) inside(ctx context.Context, sb Sandbox) (graderRun, error) {
 		stopKill := context.AfterFunc(ctx, p.Kill)
 		exit := p.Wait()
 		stopKill()
+		if exit.HostOOM {
+			return graderRun{}, errHostMemory
+		}
 		if exit.Code == nil || *exit.Code != 0 {
 			// A start command that the end state breaks is no verdict, as a grader that dies is.
 			return graderRun{exit: exit, bootFailed: true}, g.fault(sb, nil)
@@ -136,6 +141,9 @@ func (g *grading) inside(ctx context.Context, sb Sandbox) (graderRun, error) {
 	stopKill := context.AfterFunc(ctx, p.Kill)
 	run.exit = p.Wait()
 	stopKill()
+	if run.exit.HostOOM {
+		return graderRun{}, errHostMemory
+	}
 	run.verdict, run.stdout, run.stderr = said.buf.Bytes(), printable(out.output()), printable(errOut.output())
 	return run, g.fault(sb, nil)
 }

@@ -28,6 +28,7 @@ type bench struct {
 	launcher *fake.Launcher
 	worlds   *fake.Worlds
 	world    string
+	cgroup   string // the parent of real sandboxes' cgroups
 }
 
 func newBench(t *testing.T, change ...func(*runner.Config)) *bench {
@@ -363,6 +364,7 @@ func TestCauseTable(t *testing.T) {
 		}, runner.Limit, runner.Agent, "", ""},
 		{"output", func(s *runner.EpisodeSpec) { s.Limits.OutputBytes = 10 }, func(b *bench, k runner.Key) { b.sh(k, "echo more than ten bytes") }, runner.Limit, runner.Agent, "", ""},
 		{"oom of what it cannot go on without", nil, die(sandbox.GuestOOM), runner.OOM, runner.Agent, "", ""},
+		{"host out of memory", nil, die(sandbox.HostOOM), runner.Errored, runner.Platform, "host_memory", ""},
 		{"guest dies", nil, die(sandbox.GuestDied), runner.Failed, runner.Agent, "", "unexplained"},
 		{"guest breaks its protocol", nil, die(sandbox.GuestBroke), runner.Failed, runner.Agent, "", "unexplained"},
 		{"launcher dies", nil, die(sandbox.LauncherDied), runner.Interrupted, runner.Platform, "launcher", ""},

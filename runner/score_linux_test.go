@@ -56,7 +56,7 @@ var benches atomic.Int64
 
 // newRealBench is a runner on real sandboxes, store and record, with a world of busybox
 // whose directory /app holds a source and a visible test.
-func newRealBench(t *testing.T) *bench {
+func newRealBench(t *testing.T, change ...func(*runner.Config)) *bench {
 	t.Helper()
 	need.Root(t)
 	need.Overlay(t)
@@ -78,7 +78,8 @@ func newRealBench(t *testing.T) *bench {
 	if err := os.MkdirAll(run, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	l, err := native.New(native.Config{Dir: run, CgroupParent: fmt.Sprintf("paddock-score-%d-%d", os.Getpid(), benches.Add(1))})
+	b := &bench{t: t, cgroup: fmt.Sprintf("paddock-score-%d-%d", os.Getpid(), benches.Add(1))}
+	l, err := native.New(native.Config{Dir: run, CgroupParent: b.cgroup})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,10 +87,12 @@ func newRealBench(t *testing.T) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{t: t}
 	b.cfg = runner.Config{
 		Root: root, Launcher: realLauncher{l}, Worlds: realStore{store}, Record: rec, Policies: set, IDs: ids,
 		Host: policies.Host{CPUs: 16, MemoryBytes: 16 << 30},
+	}
+	for _, c := range change {
+		c(&b.cfg)
 	}
 	b.restart()
 	t.Cleanup(func() {

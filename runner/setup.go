@@ -41,6 +41,10 @@ func (a *attempt) setUp(ctx context.Context) *End {
 	if exit.Code != nil && *exit.Code == 0 {
 		return nil
 	}
+	if exit.HostOOM {
+		end := hostMemoryEnd([]string{"the OOM killer struck the set-up, which had never met its own limit"})
+		return &end
+	}
 	if fate, dead := a.fate(); dead {
 		// Death from outside during set-up is not the world's.
 		if end := fateEnd(fate); end.Cause == Platform {

@@ -75,6 +75,9 @@ type Exit struct {
 	CPUTimedOut bool
 	// OOM: the kernel killed at least one process of this command for memory.
 	OOM bool
+	// HostOOM: it did so though the sandbox had never met its own limit: the host had no
+	// memory left.
+	HostOOM bool
 	// PidsLimit: at least one fork failed at the pids limit while it ran.
 	PidsLimit bool
 	// OutputHeld: a process that outlived the main one still has stdout or stderr open.

@@ -78,8 +78,8 @@ type Info struct {
 // FateKind says why a sandbox is gone.
 type FateKind string
 
-// The fates of a sandbox. Only LauncherDied is evidence of a platform fault; a guest
-// that dies for no reason seen from outside is the agent's doing (semantics, section 1).
+// The fates of a sandbox. LauncherDied, Killed and HostOOM are evidence of a platform
+// fault; a guest that dies for no reason seen from outside is the agent's doing (semantics, section 1).
 const (
 	// Stopped: the runner asked for it.
 	Stopped FateKind = "stopped"
@@ -87,6 +87,9 @@ const (
 	GuestDied FateKind = "guest_died"
 	// GuestOOM: the kernel's OOM killer took PID 1 or left nothing that can go on.
 	GuestOOM FateKind = "guest_oom"
+	// HostOOM: the OOM killer took PID 1 while the sandbox had never met its own limit, so
+	// it was the host that had no memory left.
+	HostOOM FateKind = "host_oom"
 	// GuestBroke: PID 1 broke the protocol.
 	GuestBroke FateKind = "guest_protocol"
 	// Killed: PID 1 was killed by a process outside the sandbox (the fault switch, an

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -438,6 +439,7 @@ func (p *process) settle(e *sandbox.Exit, bounded bool, wall time.Duration) {
 	}
 	cpu, ooms, pids := p.slot.cpu(), p.slot.ooms(), p.slot.pidsHits()
 	e.OOM = ooms > p.slot.oom0
+	e.HostOOM = e.OOM && !p.slot.tree.limitMet(filepath.Dir(p.slot.path))
 	e.PidsLimit = pids > p.slot.pids0
 	e.Usage = sandbox.Usage{
 		CPU: cpu - p.slot.cpu0, Wall: wall, MemoryPeakBytes: max(0, p.slot.peak()-p.slot.mem0),

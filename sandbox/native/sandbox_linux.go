@@ -119,6 +119,8 @@ func (s *Sandbox) exited(ws unix.WaitStatus) {
 		f = sandbox.Fate{Kind: sandbox.Stopped}
 	case broke != "":
 		f = sandbox.Fate{Kind: sandbox.GuestBroke, Evidence: broke}
+	case ws.Signaled() && ws.Signal() == unix.SIGKILL && s.guestOOM() && !s.l.tree.limitMet(s.name+"/c"):
+		f = sandbox.Fate{Kind: sandbox.HostOOM, Evidence: "the OOM killer took PID 1; the sandbox had never met its own memory limit"}
 	case ws.Signaled() && ws.Signal() == unix.SIGKILL && s.guestOOM():
 		f = sandbox.Fate{Kind: sandbox.GuestOOM, Evidence: "the OOM killer took PID 1"}
 	case ws.Signaled() && ws.Signal() == unix.SIGKILL:
