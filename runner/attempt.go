@@ -148,7 +148,6 @@ func (a *attempt) state() State {
 // run takes the attempt from queued to done. ctx is the runner's: it is not cancelled
 // before every attempt is over.
 func (a *attempt) run(ctx context.Context) {
-	defer close(a.over)
 	readyOnce := sync.OnceFunc(func() { close(a.ready) })
 	defer readyOnce()
 	end := a.begin(ctx)

@@ -50,7 +50,7 @@ func (r *Runner) Create(ctx context.Context, owner string, generation int64, spe
 			return Created{}, context.Cause(ctx)
 		}
 	}
-	created.Episode, err = r.Get(ctx, key)
+	created.Episode, err = r.episodeOf(ctx, a)
 	return created, err
 }
 

@@ -79,7 +79,7 @@ func (r *Runner) endAttempt(ctx context.Context, key Key, spec FinishSpec, end E
 	if !first {
 		return r.finishedBefore(ctx, key, spec, end, a.endedError())
 	}
-	return r.Get(ctx, key)
+	return r.episodeOf(ctx, a)
 }
 
 // finishedBefore answers a finish that comes after the end: with the outcome where it is
@@ -142,8 +142,12 @@ func (a *attempt) finish(ctx context.Context) {
 	if graded && a.state() == Ended {
 		a.score(ctx, state)
 	}
-	a.release()
+	a.letGo()
 	a.r.forget(a)
+	close(a.over)
+	// Who waits for the outcome does not wait for the kernel to clear away. Room for
+	// others is given back only after that, so clearing away cannot fall behind.
+	a.release()
 }
 
 // quiesce stops calls, sessions and the sandbox. It returns the end, corrected by what
@@ -347,16 +351,10 @@ func (r *Runner) attachScores(ctx context.Context, key Key, n int, scores []Scor
 
 // release gives back everything the attempt holds. It may be called after any step of start.
 func (a *attempt) release() {
-	if a.journal != nil {
-		if err := a.journal.Close(); err != nil {
-			a.note("journal: " + err.Error())
-		}
-	}
 	gone := true
 	if a.sb != nil {
 		if err := a.sb.Close(); err != nil {
 			gone = false
-			a.note("close sandbox: " + err.Error())
 			a.log.Error("close sandbox", slog.Any("error", err))
 		}
 	}
@@ -364,10 +362,20 @@ func (a *attempt) release() {
 	if a.ids.Size > 0 && gone {
 		a.r.cfg.IDs.Release(a.ids)
 	}
+	a.r.admission.leave(a.ticket)
+}
+
+// letGo gives back what another request may ask for as soon as the outcome is known: the
+// attempt's files and the world's layers. No process is left that uses them.
+func (a *attempt) letGo() {
+	if a.journal != nil {
+		if err := a.journal.Close(); err != nil {
+			a.log.Warn("close journal", slog.Any("error", err))
+		}
+	}
 	if a.fork != nil {
 		a.fork.Release()
 	}
-	a.r.admission.leave(a.ticket)
 }
 
 const (

@@ -166,6 +166,18 @@ func (r *Runner) Get(ctx context.Context, key Key) (Episode, error) {
 	return r.view(key, plan, all, a), nil
 }
 
+// episodeOf is Get for who has an attempt in hand; a first attempt is all there is of its
+// episode, so the record need not be asked.
+func (r *Runner) episodeOf(ctx context.Context, a *attempt) (Episode, error) {
+	if a.n > 1 {
+		return r.Get(ctx, a.key)
+	}
+	a.mu.Lock()
+	rec := a.rec
+	a.mu.Unlock()
+	return r.view(a.key, a.plan, []Attempt{rec}, a), nil
+}
+
 // view joins what is recorded of an episode with what is in memory.
 func (r *Runner) view(key Key, plan Plan, all []Attempt, a *attempt) Episode {
 	ep := Episode{Key: key, Plan: plan, Attempts: all}
