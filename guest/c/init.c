@@ -398,8 +398,6 @@ static _Noreturn void child(const struct program *p) {
 	if (join(p->tasks, p->ntasks) < 0)
 		fail(p, STEP_CGROUP);
 	setsid();
-	for (int s = 1; s < NSIG; s++)
-		signal(s, SIG_DFL);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, 0);
 	for (int i = 0; i < p->nstd; i++)
@@ -573,6 +571,8 @@ int main(void) {
 	sigfillset(&mask);
 	sigprocmask(SIG_SETMASK, &mask, 0);
 	syscall(SYS_close_range, SOCK + 1, ~0u, 0);
+	for (int s = 1; s < NSIG; s++) // the launcher ignores some, and children would inherit that
+		signal(s, SIG_DFL);
 	sigemptyset(&mask);
 	sigaddset(&mask, SIGCHLD);
 	int sig = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);

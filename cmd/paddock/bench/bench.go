@@ -182,8 +182,8 @@ func (b *bench) jobs(live string) []job {
 	}
 	if b.docker != nil {
 		jobs = append(jobs,
-			job{name: "docker_episode", what: "Docker Engine API: create, start true, wait, remove; no network", each: 4, do: b.dockerEpisode},
-			job{name: "docker_session", what: "Docker Engine API: create, start an idle container, exec true, list changes, remove", each: 3, do: b.dockerSession},
+			job{name: "docker_run", what: "Docker Engine API: create, start true, wait, remove; no network", each: 4, do: b.dockerRun},
+			job{name: "docker_episode", what: "Docker Engine API: create, start an idle container, exec true, list changes, remove", each: 3, do: b.dockerEpisode},
 			job{name: "docker_exec", what: "Docker Engine API: exec true in a running container", each: 6, do: b.dockerExec})
 	}
 	return jobs
@@ -312,14 +312,14 @@ func (b *bench) connectDocker(ctx context.Context) (stop func() error, err error
 
 const benchImage = "paddock-bench:latest"
 
-func (b *bench) dockerEpisode(ctx context.Context) (time.Duration, error) {
+func (b *bench) dockerRun(ctx context.Context) (time.Duration, error) {
 	t, err := b.docker.Run(ctx, engine.Container{Image: benchImage, Argv: []string{"/bin/true"}})
 	return t.Total(), err
 }
 
-// dockerSession does call for call what an episode does: a container that stays for more
+// dockerEpisode does call for call what an episode does: a container that stays for more
 // commands, one command in it, what it changed, and its end.
-func (b *bench) dockerSession(ctx context.Context) (time.Duration, error) {
+func (b *bench) dockerEpisode(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
 	id, err := b.docker.Start(ctx, idle)
 	if err != nil {

@@ -76,8 +76,8 @@ var quoted = []struct {
 	name, top, bottom, says string
 	of                      func(timing.Summary) float64
 }{
-	{"episode_vs_docker", "docker_episode", "episode", "fresh episode over the socket: times faster than Docker's create, start true, wait, remove", median},
-	{"session_vs_docker", "docker_session", "episode", "the same episode: times faster than Docker's create, start, exec true, changes, remove", median},
+	{"episode_vs_docker", "docker_episode", "episode", "fresh episode over the socket (create, exec true, finish with capture, delete): times faster than the same with Docker (create, start, exec true, changes, remove)", median},
+	{"episode_vs_docker_run", "docker_run", "episode", "the same episode: times faster than Docker's shortest way to run true once (create, start true, wait, remove; nothing captured)", median},
 	{"exec_vs_docker_exec", "docker_exec", "exec", "one command in a running sandbox: times faster than docker exec", median},
 	{"exec_http_vs_host", "exec", "host_exec", "the same command, over HTTP, against fork+exec on the host (1 is the floor)", median},
 	{"fork_2g_vs_10m", "create_2g", "create_10m", "start on a 2 GB world against a 10 MB world, 10th percentiles (1 is ideal)", quick},

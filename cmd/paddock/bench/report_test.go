@@ -21,7 +21,7 @@ func TestRatiosAreNullWhereThePeerIsAbsent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"episode_vs_docker":null,"exec_http_vs_host":null,"exec_vs_docker_exec":null,"fork_2g_vs_10m":1.5,"session_vs_docker":null}`
+	want := `{"episode_vs_docker":null,"episode_vs_docker_run":null,"exec_http_vs_host":null,"exec_vs_docker_exec":null,"fork_2g_vs_10m":1.5}`
 	if string(b) != want {
 		t.Errorf("ratios = %s, want %s", b, want)
 	}
