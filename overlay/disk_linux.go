@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -21,8 +22,6 @@ var epoch = time.Date(1980, time.January, 2, 0, 0, 0, 0, time.UTC)
 // maxDepth bounds descriptors and recursion on trees that a guest wrote.
 const maxDepth = 512
 
-const openPath = unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
-
 func closeFD(fd int) {
 	if fd >= 0 {
 		_ = unix.Close(fd)
@@ -37,17 +36,48 @@ func openDir(p string) (int, error) {
 	return fd, nil
 }
 
-// child opens the entry name of a directory without any effect on it.
-func child(dir int, name string) (fd int, st unix.Stat_t, err error) {
-	fd, err = safepath.Child(dir, name, openPath)
-	if err != nil {
-		return -1, st, err
+// look is lstat of the entry name of a directory.
+func look(dir int, name string) (st unix.Stat_t, err error) {
+	if err := safepath.CheckName(name); err != nil {
+		return st, err
 	}
-	if err = unix.Fstat(fd, &st); err != nil {
+	for {
+		err = unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		if err != unix.EINTR {
+			return st, err
+		}
+	}
+}
+
+// gone is ENOENT for an entry that is not any more what look saw.
+func gone(name string) error {
+	return fmt.Errorf("%q was replaced while it was read: %w", name, unix.ENOENT)
+}
+
+// openSame opens for reading the regular file or directory that look saw. Should something
+// else have come in its place, it is not waited for, not followed and not read.
+func openSame(dir int, name string, st *unix.Stat_t) (int, error) {
+	flags := unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		flags |= unix.O_DIRECTORY
+	}
+	fd, err := safepath.Child(dir, name, flags)
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
+		return -1, gone(name)
+	case err != nil:
+		return -1, err
+	}
+	var now unix.Stat_t
+	if err := unix.Fstat(fd, &now); err != nil {
 		closeFD(fd)
-		return -1, st, err
+		return -1, err
 	}
-	return fd, st, nil
+	if now.Dev != st.Dev || now.Ino != st.Ino || now.Mode&unix.S_IFMT != st.Mode&unix.S_IFMT {
+		closeFD(fd)
+		return -1, gone(name)
+	}
+	return fd, nil
 }
 
 // names lists an open directory in byte order.
@@ -56,11 +86,28 @@ func names(dir int) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), "directory")
-	defer func() { _ = f.Close() }()
-	list, err := f.Readdirnames(-1)
-	slices.Sort(list)
-	return list, err
+	defer closeFD(fd)
+	return namesOf(fd)
+}
+
+// namesOf is names of a descriptor for reading that was not listed before.
+func namesOf(fd int) ([]string, error) {
+	var list []string
+	buf := make([]byte, 16<<10)
+	for {
+		n, err := unix.ReadDirent(fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if n <= 0 {
+			slices.Sort(list)
+			return list, nil
+		}
+		_, _, list = unix.ParseDirent(buf[:n], -1, list)
+	}
 }
 
 func kindOf(st *unix.Stat_t) string {
@@ -84,23 +131,44 @@ func kindOf(st *unix.Stat_t) string {
 	return typeChar
 }
 
-// describe makes the entry of what is open at fd; the path is the caller's.
+// describe makes the entry of a directory that is open; the path is the caller's.
 func describe(fd int, st *unix.Stat_t) (*entry, error) {
+	e := entryOf(st)
+	var err error
+	e.xattrs, e.opaque, err = xattrs(fd)
+	return e, err
+}
+
+// entryOf is what lstat tells of an entry.
+func entryOf(st *unix.Stat_t) *entry {
 	e := &entry{
 		kind: kindOf(st), mode: st.Mode & modeBits, uid: st.Uid, gid: st.Gid,
 		mtime: time.Unix(st.Mtim.Sec, st.Mtim.Nsec).UTC(),
 	}
-	var err error
-	switch e.kind {
-	case typeFile:
+	if e.kind == typeFile {
 		e.size = st.Size
-		e.xattrs, _, err = xattrs(fd)
-	case typeDir:
-		e.xattrs, e.opaque, err = xattrs(fd)
-	case typeSymlink:
-		e.target, err = safepath.Readlink(fd, "")
 	}
-	return e, err
+	return e
+}
+
+// describeAt makes the entry that look saw. A file or directory stays open at fd, which is
+// the caller's; else it is -1. With errXattrs all but the attributes is right.
+func describeAt(dir int, name string, st *unix.Stat_t) (e *entry, fd int, err error) {
+	e = entryOf(st)
+	switch e.kind {
+	case typeFile, typeDir:
+		if fd, err = openSame(dir, name, st); err != nil {
+			return nil, -1, err
+		}
+		e.xattrs, e.opaque, err = xattrs(fd)
+		return e, fd, err
+	case typeSymlink:
+		e.target, err = safepath.Readlink(dir, name)
+		if errors.Is(err, unix.EINVAL) {
+			err = gone(name)
+		}
+	}
+	return e, -1, err
 }
 
 // maxXattrs bounds what is read of one file's attributes, names and values.
@@ -112,17 +180,21 @@ var errXattrs = errors.New("more than 64 KiB of extended attributes")
 // xattrs reads the kept attributes of an open file or directory. With errXattrs opaque is
 // right all the same.
 func xattrs(fd int) (kept map[string][]byte, opaque bool, err error) {
-	p := safepath.ProcPath(fd)
-	n, err := unix.Listxattr(p, nil)
+	var small [512]byte
+	list := small[:]
+	n, err := unix.Flistxattr(fd, list)
 	if n == 0 || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, false, nil
 	}
 	value := make([]byte, maxXattrs)
-	if n, err := unix.Getxattr(p, opaqueXattr, value); err == nil {
+	if n, err := unix.Fgetxattr(fd, opaqueXattr, value); err == nil {
 		opaque = string(value[:n]) == "y"
 	}
-	list := make([]byte, maxXattrs)
-	if n, err = unix.Listxattr(p, list); err != nil {
+	if errors.Is(err, unix.ERANGE) {
+		list = make([]byte, maxXattrs)
+		n, err = unix.Flistxattr(fd, list)
+	}
+	if err != nil {
 		return nil, opaque, tooManyXattrs(err)
 	}
 	total := 0
@@ -130,7 +202,7 @@ func xattrs(fd int) (kept map[string][]byte, opaque bool, err error) {
 		if !keptXattr(name) {
 			continue
 		}
-		n, err := unix.Getxattr(p, name, value)
+		n, err := unix.Fgetxattr(fd, name, value)
 		if errors.Is(err, unix.ENODATA) {
 			continue
 		}
@@ -154,15 +226,6 @@ func tooManyXattrs(err error) error {
 		return errXattrs
 	}
 	return fmt.Errorf("read extended attributes: %w", err)
-}
-
-// open reads the regular file behind an O_PATH descriptor.
-func open(fd int, name string) (*os.File, error) {
-	n, err := safepath.Reopen(fd, unix.O_RDONLY)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(n), name), nil
 }
 
 // inode names a file while its tree does not change.
@@ -202,12 +265,12 @@ func (r *reader) dir(ctx context.Context, dir int, prefix string, depth int) err
 }
 
 func (r *reader) entry(ctx context.Context, dir int, name, p string, depth int) error {
-	fd, st, err := child(dir, name)
+	st, err := look(dir, name)
 	if err != nil {
-		return fmt.Errorf("open %q: %w", p, err)
+		return fmt.Errorf("look at %q: %w", p, err)
 	}
+	e, fd, err := describeAt(dir, name, &st)
 	defer closeFD(fd)
-	e, err := describe(fd, &st)
 	if err != nil {
 		return fmt.Errorf("read %q: %w", p, err)
 	}
@@ -217,12 +280,9 @@ func (r *reader) entry(ctx context.Context, dir int, name, p string, depth int) 
 			return err
 		}
 	}
-	body, err := r.body(e, fd, &st)
-	if err != nil {
-		return err
-	}
-	if body != nil {
-		defer func() { _ = body.Close() }()
+	var body io.Reader
+	if e.kind == typeFile && !r.linked(e, &st) {
+		body = &fdReader{fd: fd}
 	}
 	if err := r.out.add(e, body); err != nil {
 		return err
@@ -233,24 +293,46 @@ func (r *reader) entry(ctx context.Context, dir int, name, p string, depth int) 
 	return nil
 }
 
-// body opens a file's bytes, or makes e a hard link when it is one more name of a file.
-func (r *reader) body(e *entry, fd int, st *unix.Stat_t) (*os.File, error) {
-	if e.kind != typeFile {
-		return nil, nil
-	}
+// linked makes e a hard link when it is one more name of a file.
+func (r *reader) linked(e *entry, st *unix.Stat_t) bool {
 	id := inode{st.Dev, st.Ino}
 	if first, ok := r.links[id]; ok {
 		e.kind, e.target, e.size = typeHardlink, first, 0
-		return nil, nil
+		return true
 	}
 	if st.Nlink > 1 {
 		r.links[id] = e.path
 	}
-	f, err := open(fd, e.path)
-	if err != nil {
-		return nil, fmt.Errorf("open %q: %w", e.path, err)
+	return false
+}
+
+// fdReader reads a regular file from its beginning; the descriptor is the caller's.
+type fdReader struct {
+	fd  int
+	off int64
+}
+
+func (r *fdReader) Read(p []byte) (int, error) {
+	n, err := r.ReadAt(p, r.off)
+	r.off += int64(n)
+	return n, err
+}
+
+// ReadAt is as of io.ReaderAt.
+func (r *fdReader) ReadAt(p []byte, off int64) (done int, err error) {
+	for done < len(p) {
+		n, err := unix.Pread(r.fd, p[done:], off+int64(done))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return done, err
+		case n == 0:
+			return done, io.EOF
+		default:
+			done += n
+		}
 	}
-	return f, nil
+	return done, nil
 }
 
 func join(prefix, name string) string {

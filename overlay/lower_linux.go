@@ -15,9 +15,10 @@ type lowerDir []int
 
 // lowerNode is what a world has at a path.
 type lowerNode struct {
-	fd   int
+	dir  int // of the topmost layer that has it; the lowerDir's
+	name string
 	st   unix.Stat_t
-	dirs lowerDir // fd among them, when it is a directory
+	dirs lowerDir // when it is a directory
 }
 
 func openLowers(paths []string) (lowerDir, error) {
@@ -40,21 +41,16 @@ func (d lowerDir) close() {
 }
 
 func (n *lowerNode) close() {
-	if n == nil {
-		return
-	}
-	if n.dirs != nil {
+	if n != nil {
 		n.dirs.close()
-		return
 	}
-	closeFD(n.fd)
 }
 
 // lookup finds a name as overlayfs would; nil says that the world has none.
 func (d lowerDir) lookup(name string) (*lowerNode, error) {
 	var found *lowerNode
-	for _, dir := range d {
-		fd, st, err := child(dir, name)
+	for i, dir := range d {
+		st, err := look(dir, name)
 		if errors.Is(err, unix.ENOENT) {
 			continue
 		}
@@ -63,28 +59,51 @@ func (d lowerDir) lookup(name string) (*lowerNode, error) {
 			return nil, fmt.Errorf("look up %q in a layer: %w", name, err)
 		}
 		kind := kindOf(&st)
-		switch {
-		case kind == typeDir:
-			if found == nil {
-				found = &lowerNode{fd: fd, st: st}
+		if kind != typeDir {
+			if found == nil && kind != typeWhiteout {
+				found = &lowerNode{dir: dir, name: name, st: st}
 			}
-			found.dirs = append(found.dirs, fd)
-			_, opaque, err := xattrs(fd)
-			if err != nil && !errors.Is(err, errXattrs) {
-				found.close()
-				return nil, err
-			}
-			if opaque {
-				return found, nil
-			}
-			continue
-		case found == nil && kind != typeWhiteout:
-			return &lowerNode{fd: fd, st: st}, nil
+			return found, nil
 		}
-		closeFD(fd)
-		return found, nil
+		if found == nil {
+			found = &lowerNode{dir: dir, name: name, st: st}
+		}
+		opaque, err := found.merge(dir, &st, i == len(d)-1)
+		if err != nil {
+			found.close()
+			return nil, fmt.Errorf("open %q in a layer: %w", name, err)
+		}
+		if opaque {
+			break
+		}
 	}
 	return found, nil
+}
+
+// merge adds one layer's directory; below the last one it does not matter what is hidden.
+func (n *lowerNode) merge(dir int, st *unix.Stat_t, last bool) (opaque bool, err error) {
+	fd, err := openSame(dir, n.name, st)
+	if err != nil {
+		return false, err
+	}
+	n.dirs = append(n.dirs, fd)
+	if last {
+		return false, nil
+	}
+	if _, opaque, err = xattrs(fd); errors.Is(err, errXattrs) {
+		err = nil
+	}
+	return opaque, err
+}
+
+// describe makes the entry of a node.
+func (n *lowerNode) describe() (*entry, error) {
+	if n.dirs != nil {
+		return describe(n.dirs[0], &n.st)
+	}
+	e, fd, err := describeAt(n.dir, n.name, &n.st)
+	closeFD(fd)
+	return e, err
 }
 
 // list gives the names that the merged directory has.
@@ -99,8 +118,8 @@ func (d lowerDir) list() ([]string, error) {
 			if _, ok := seen[name]; ok {
 				continue
 			}
-			var st unix.Stat_t
-			if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			st, err := look(dir, name)
+			if err != nil {
 				return nil, err
 			}
 			seen[name] = kindOf(&st) != typeWhiteout
@@ -119,17 +138,17 @@ func (d lowerDir) list() ([]string, error) {
 // at describes what the world has at a path, following no symlink; nil when nothing.
 func (d lowerDir) at(p string) (*entry, error) {
 	dir := d
-	var node *lowerNode
+	var node, parent *lowerNode // a node is of its parent's directories
+	defer func() { node.close(); parent.close() }()
 	for name := range strings.SplitSeq(p, "/") {
 		next, err := dir.lookup(name)
-		node.close()
 		if err != nil || next == nil {
 			return nil, err
 		}
-		node, dir = next, next.dirs
+		parent.close()
+		parent, node, dir = node, next, next.dirs
 	}
-	defer node.close()
-	e, err := describe(node.fd, &node.st)
+	e, err := node.describe()
 	if err != nil {
 		return nil, err
 	}

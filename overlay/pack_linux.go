@@ -23,6 +23,8 @@ const (
 	// sparsePrefix marks a digest over size and non-zero blocks instead of over all bytes.
 	sparsePrefix = "sparse:"
 	sparseBlock  = 4096
+	// maxVector is how many pieces the kernel takes in one write.
+	maxVector = 1024
 )
 
 // pack is the file that a capture's bytes go to; without a path it only counts.
@@ -31,6 +33,8 @@ type pack struct {
 	file   *os.File
 	max    int64
 	off    int64
+	last   [][]byte // of the small files before off, not written yet
+	behind int64    // the bytes of last
 	buf    []byte
 	hashed int64
 }
@@ -39,7 +43,7 @@ func newPack(p string, limit int64) *pack {
 	if limit == 0 {
 		limit = DefaultCaptureBytes
 	}
-	return &pack{path: p, max: limit, buf: make([]byte, 256<<10)}
+	return &pack{path: p, max: limit}
 }
 
 // begin makes the file, which a capture without bytes does not need.
@@ -55,21 +59,88 @@ func (k *pack) begin() error {
 	return nil
 }
 
-// add hashes a file and keeps its bytes when they fit; offset is -1 when not.
-func (k *pack) add(ctx context.Context, f *os.File, size int64) (digest string, offset int64, err error) {
+// whole says whether the next file, of that size, is hashed by all its bytes.
+func (k *pack) whole(size int64) bool {
 	if size <= sparseBytes && k.hashed <= sparseTotal {
 		k.hashed += size
 	}
-	if size > sparseBytes || k.hashed > sparseTotal {
+	return size <= sparseBytes && k.hashed <= sparseTotal
+}
+
+// place is where a file of that size goes, -1 when it does not fit.
+func (k *pack) place(size int64) (int64, error) {
+	if k.path == "" || size > k.max-k.off {
+		return -1, nil
+	}
+	if size > 0 {
+		if err := k.begin(); err != nil {
+			return -1, err
+		}
+	}
+	return k.off, nil
+}
+
+// keep stores the bytes of a file that was hashed already, which must stay until flush;
+// offset is -1 when they do not fit.
+func (k *pack) keep(data []byte) (offset int64, err error) {
+	offset, err = k.place(int64(len(data)))
+	if offset < 0 || err != nil {
+		return -1, err
+	}
+	if zero(data) { // a hole
+		err = k.flush()
+		k.off += int64(len(data))
+		return offset, err
+	}
+	k.last = append(k.last, data)
+	k.behind += int64(len(data))
+	k.off += int64(len(data))
+	return offset, nil
+}
+
+// flush writes what keep was given.
+func (k *pack) flush() error {
+	all := k.last
+	for len(k.last) > 0 {
+		some := k.last[:min(len(k.last), maxVector)]
+		n, err := unix.Pwritev(int(k.file.Fd()), some, k.off-k.behind)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err == nil && n == 0 {
+			err = io.ErrShortWrite
+		}
+		if err != nil {
+			return fmt.Errorf("write the pack: %w", err)
+		}
+		k.behind -= int64(n)
+		for n > 0 {
+			part := min(n, len(k.last[0]))
+			if k.last[0] = k.last[0][part:]; len(k.last[0]) == 0 {
+				k.last = k.last[1:]
+			}
+			n -= part
+		}
+	}
+	clear(all)
+	k.last = all[:0]
+	return nil
+}
+
+// add hashes a file and keeps its bytes when they fit; offset is -1 when not.
+func (k *pack) add(ctx context.Context, f *fdReader, size int64, whole bool) (digest string, offset int64, err error) {
+	if k.buf == nil {
+		k.buf = make([]byte, 256<<10)
+	}
+	if !whole {
 		digest, err = k.sparse(ctx, f, size)
 		return digest, -1, err
 	}
-	offset = -1
-	if k.path != "" && size <= k.max-k.off {
-		offset = k.off
+	if offset, err = k.place(size); err != nil {
+		return "", -1, err
 	}
-	if offset >= 0 && size > 0 {
-		if err := k.begin(); err != nil {
+	if offset >= 0 {
+		if err := k.flush(); err != nil {
 			return "", -1, err
 		}
 	}
@@ -97,19 +168,18 @@ func (k *pack) add(ctx context.Context, f *os.File, size int64) (digest string, 
 }
 
 // sparse hashes a file's size and its non-zero blocks.
-func (k *pack) sparse(ctx context.Context, f *os.File, size int64) (string, error) {
+func (k *pack) sparse(ctx context.Context, f *fdReader, size int64) (string, error) {
 	h := sha256.New()
 	_, _ = fmt.Fprintf(h, "%d\n", size)
-	fd := int(f.Fd())
 	for off := int64(0); off < size; {
-		start, err := unix.Seek(fd, off, unix.SEEK_DATA)
+		start, err := unix.Seek(f.fd, off, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			break
 		}
 		if err != nil {
 			return "", err
 		}
-		end, err := unix.Seek(fd, start, unix.SEEK_HOLE)
+		end, err := unix.Seek(f.fd, start, unix.SEEK_HOLE)
 		if err != nil {
 			return "", err
 		}
@@ -145,8 +215,7 @@ func (k *pack) seal() error {
 	if k.file == nil {
 		return nil
 	}
-	err := k.file.Truncate(k.off)
-	err = errors.Join(err, k.file.Sync(), k.file.Close())
+	err := errors.Join(k.flush(), k.file.Truncate(k.off), k.file.Sync(), k.file.Close())
 	if err == nil {
 		err = os.Rename(k.file.Name(), k.path)
 	}

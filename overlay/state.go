@@ -53,25 +53,26 @@ type state struct {
 	hash  hash.Hash
 	skip  func(path string) bool
 	links map[inode]string
+	buf   []byte // of one change
 }
 
 func newState(skip func(string) bool) *state {
 	s := &state{hash: sha256.New(), skip: skip, links: map[inode]string{}}
 	s.text("paddock-state/1")
+	s.write()
 	return s
 }
 
 func (s *state) text(v string) {
-	var n [8]byte
-	binary.BigEndian.PutUint64(n[:], uint64(len(v)))
-	s.hash.Write(n[:])
-	s.hash.Write([]byte(v))
+	s.number(uint64(len(v)))
+	s.buf = append(s.buf, v...)
 }
 
-func (s *state) number(v uint64) {
-	var n [8]byte
-	binary.BigEndian.PutUint64(n[:], v)
-	s.hash.Write(n[:])
+func (s *state) number(v uint64) { s.buf = binary.BigEndian.AppendUint64(s.buf, v) }
+
+func (s *state) write() {
+	s.hash.Write(s.buf)
+	s.buf = s.buf[:0]
 }
 
 // add takes a change; id is its inode where it has several names, else zero.
@@ -79,6 +80,7 @@ func (s *state) add(c *Change, id inode) {
 	if s.skip(c.Path) {
 		return
 	}
+	defer s.write()
 	s.text(c.Path)
 	if c.Kind == Deleted {
 		s.text("")
@@ -98,6 +100,9 @@ func (s *state) add(c *Change, id inode) {
 	}
 	s.text(first)
 	s.number(uint64(len(c.Xattrs)))
+	if len(c.Xattrs) == 0 {
+		return
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.Xattrs)) {
 		s.text(name)
 		s.text(string(c.Xattrs[name]))

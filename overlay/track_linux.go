@@ -126,7 +126,7 @@ func (p *tracking) entry(ctx context.Context, dir int, name, path string, depth 
 	if kind != typeDir {
 		return nil
 	}
-	fd, err := unix.Openat(dir, name, openPath|unix.O_DIRECTORY, 0)
+	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return ignoreGone(err)
 	}

@@ -275,11 +275,10 @@ func (u *unpacking) again(e *entry, body io.Reader) error {
 		return err
 	}
 	defer closeFD(dir)
-	fd, st, err := child(dir, base)
+	st, err := look(dir, base)
 	if err != nil {
 		return err
 	}
-	closeFD(fd)
 	old := kindOf(&st)
 	switch {
 	case e.kind == typeDir && old == typeDir:
