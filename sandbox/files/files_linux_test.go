@@ -821,6 +821,30 @@ func TestListIsBoundedAndSorted(t *testing.T) {
 	}
 }
 
+func TestRemoveRefusesWhatTheSandboxHasMountsOn(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	for _, d := range []string{"proc/", "dev/", "sys/", "etc/", "work/", "work/proc/"} {
+		f.put(t, d, "", 0o755, 0)
+	}
+	f.put(t, "etc/hosts", "x", 0o644, 0)
+	if err := os.Symlink("/", filepath.Join(f.dir, "here")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"/proc", "//proc/", "/work/../dev", "/here/sys", "/etc"} {
+		wantKind(t, "remove "+name, f.Remove(t.Context(), root, name), "busy")
+		if _, err := os.Stat(filepath.Join(f.dir, filepath.Base(name))); err != nil {
+			t.Errorf("%s is gone: %v", name, err)
+		}
+	}
+	strict := NewReadOnly(f.root, testIDs, []string{"/", "/work"})
+	wantKind(t, "remove the writable directory", strict.Remove(t.Context(), root, "/work"), "busy")
+	// Below a directory of the agent's own these names are ordinary.
+	if err := f.Remove(t.Context(), root, "/work/proc"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRemoveFollowsNoLinkAndKnowsNoDepth(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

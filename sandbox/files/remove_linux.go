@@ -2,6 +2,7 @@ package files
 
 import (
 	"context"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -18,7 +19,7 @@ const (
 )
 
 // Remove deletes a file or, recursively, a directory, however deep. Links are deleted,
-// never followed. It stops at the first entry that the user may not delete.
+// never followed. What the sandbox has mounts on is busy. It stops at the first entry that the user may not delete.
 func (t *Tree) Remove(ctx context.Context, as sandbox.User, name string) error {
 	if err := checkAbs(name); err != nil {
 		return err
@@ -32,11 +33,52 @@ func (t *Tree) Remove(ctx context.Context, as sandbox.User, name string) error {
 		if err := t.mayChange(dir, name); err != nil {
 			return err
 		}
+		if err := t.mayRemove(dir, base); err != nil {
+			return err
+		}
 		if err := s.onDir(dir); err != nil {
 			return err
 		}
 		return s.removeTree(ctx, dir, base)
 	}))
+}
+
+// mounted are the directories of the root on which, or in which, the launcher mounts.
+var mounted = []string{"dev", "etc", "proc", "sys"}
+
+// mayRemove refuses to remove what the sandbox has mounts on. A program inside gets EBUSY
+// for these; here, in another mount namespace, the kernel would let them go, and the mounts
+// with them: the sandbox would have no /proc, or what a read-only root keeps writable would
+// be gone for good.
+func (t *Tree) mayRemove(dir int, base string) error {
+	const detail = "the sandbox has mounts there"
+	var root, at unix.Stat_t
+	if err := unix.Fstat(int(t.root.Fd()), &root); err != nil {
+		return err
+	}
+	if err := unix.Fstat(dir, &at); err != nil {
+		return err
+	}
+	if root.Dev == at.Dev && root.Ino == at.Ino && slices.Contains(mounted, base) {
+		return refuse("busy", "", detail)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	for _, w := range t.writable {
+		fd, err := t.paths().Open(w, unix.O_PATH|unix.O_DIRECTORY)
+		if err != nil {
+			continue // the world has no such directory
+		}
+		var kept unix.Stat_t
+		err = unix.Fstat(fd, &kept)
+		closeFD(fd)
+		if err == nil && kept.Dev == st.Dev && kept.Ino == st.Ino {
+			return refuse("busy", "", detail)
+		}
+	}
+	return nil
 }
 
 // removeTree deletes the entry name of dir.
