@@ -199,12 +199,7 @@ func (a *attempt) captureEnd(ctx context.Context, end *End) *EndState {
 	if a.sb == nil || end.Cause == Platform || a.rec.Ready.IsZero() {
 		return nil
 	}
-	c, err := a.fork.Capture(ctx, overlay.CaptureInput{
-		Upper: a.sb.Upper(), HostID: a.ids.HostID, Pack: filepath.Join(a.dir, packFile),
-	})
-	if err == nil {
-		err = saveCapture(a.dir, c)
-	}
+	c, err := a.captureUpper(ctx)
 	if err != nil {
 		a.log.Error("capture", slog.Any("error", err))
 		if end.Cause == Agent {
@@ -214,13 +209,6 @@ func (a *attempt) captureEnd(ctx context.Context, end *End) *EndState {
 		}
 		return nil
 	}
-	a.mu.Lock()
-	a.rec.Digests.State, a.rec.Digests.StateFull = digestVersion+c.State, digestVersion+c.StateFull
-	a.rec.Capture = &CaptureSummary{
-		Changes: len(c.Changes), Bytes: c.Bytes, Stored: c.Stored, Rescorable: c.Rescorable,
-		Truncated: c.Truncated, Seconds: c.Took.Seconds(),
-	}
-	a.mu.Unlock()
 	return &EndState{Key: a.key, Plan: a.plan, Fork: a.fork, Upper: a.sb.Upper(), IDs: a.ids, Capture: c, Dir: a.dir}
 }
 

@@ -60,6 +60,7 @@ type Runner struct {
 	leases    leases
 	rescoring gate
 	health    worldHealth
+	captures  gate // of big uppers
 	names     string
 	started   atomic.Int64
 	wg        sync.WaitGroup
@@ -82,9 +83,10 @@ func New(ctx context.Context, cfg Config) (*Runner, error) {
 	r := &Runner{
 		cfg: cfg, ctx: own, cancel: cancel, admission: newAdmission(cfg.Host, cfg.MaxQueue),
 		leases: leases{conns: map[string]*connLease{}}, rescoring: newGate(2 * int(cfg.Host.CPUs)),
-		health: worldHealth{failed: map[worldOf]int{}},
-		names:  strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
-		live:   map[Key]*attempt{}, locked: map[Key]chan struct{}{}, runs: map[Key]Run{},
+		captures: newGate(bigCaptures),
+		health:   worldHealth{failed: map[worldOf]int{}},
+		names:    strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
+		live:     map[Key]*attempt{}, locked: map[Key]chan struct{}{}, runs: map[Key]Run{},
 		batches: map[string]*liveBatch{},
 	}
 	if err := errors.Join(r.sweepScratch(), r.reconcile(ctx)); err != nil {

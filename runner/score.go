@@ -160,10 +160,8 @@ const maxTampered = 20
 // tamper reports what the agent wrote below paths that the grader protects.
 func (g *grading) tamper(s *ScoreResult) {
 	var found []string
-	for _, ch := range g.in.Capture.Changes {
-		if len(found) < maxTampered && slices.ContainsFunc(g.spec.Protected, func(p string) bool { return tampers(&ch, p) }) {
-			found = append(found, fmt.Sprintf("tampered: %s %q", ch.Kind, ch.Path))
-		}
+	for _, ch := range tamperings(g.in.Capture.Changes, g.spec.Protected) {
+		found = append(found, fmt.Sprintf("tampered: %s %q", ch.Kind, ch.Path))
 	}
 	if g.in.Capture.Truncated && len(g.spec.Protected) > 0 {
 		found = append(found, "tampered: perhaps; the capture has more changes than it lists")
