@@ -341,6 +341,7 @@ func (r *Runner) reconcile(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look for unfinished episodes: %w", err)
 	}
+	var pending []Stored
 	for _, s := range left {
 		at := s.Attempt
 		if at.End == nil {
@@ -355,7 +356,13 @@ func (r *Runner) reconcile(ctx context.Context) error {
 		if err := r.cfg.Record.UpdateAttempt(ctx, s.Key, at, Written); err != nil {
 			return fmt.Errorf("record interrupted episode: %w", err)
 		}
+		if at.State == Ended {
+			pending = append(pending, Stored{Key: s.Key, Attempt: at})
+		}
 		r.cfg.Log.Info("episode put in order", slog.String("run", s.Key.Run), slog.String("episode", s.Key.ID), slog.String("state", string(at.State)))
+	}
+	if len(pending) > 0 {
+		r.wg.Go(func() { r.scoreLeft(r.ctx, pending) })
 	}
 	return nil
 }

@@ -393,6 +393,38 @@ func (r *Runner) rescore(ctx context.Context, key Key, at Attempt, graders []Wei
 	return r.scoreAttempt(ctx, in, graders), nil
 }
 
+// scoreLeft makes the scores that a dead daemon left to be made, one after another. One
+// that cannot be made is the platform's null: nothing stays pending but what the daemon's
+// end cuts short again.
+func (r *Runner) scoreLeft(ctx context.Context, pending []Stored) {
+	for _, s := range pending {
+		at, err := r.attemptOf(ctx, s.Key, s.Attempt.N)
+		if err != nil || at.State != Ended {
+			continue // deleted, or scored by who asked for it meanwhile
+		}
+		plan, err := r.cfg.Record.Plan(ctx, s.Key, at.N)
+		if err != nil {
+			r.cfg.Log.Error("pending score", slog.String("episode", s.Key.ID), slog.Any("error", err))
+			continue
+		}
+		scores, err := r.rescore(ctx, s.Key, at, plan.Spec.Graders)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			weights := weigh(plan.Spec.Graders)
+			for i, g := range plan.Spec.Graders {
+				one := platformScore("restore", err)
+				one.Grader, one.Weight = g.Grader, weights[i]
+				scores = append(scores, one)
+			}
+		}
+		if _, err := r.attachScores(ctx, s.Key, at.N, scores); err != nil && KindOf(err) != KindNotFound {
+			r.cfg.Log.Error("pending score", slog.String("episode", s.Key.ID), slog.Any("error", err))
+		}
+	}
+}
+
 // WriteReward keeps a reward that the client itself computed. It counts with weight 1
 // where the spec has no graders and no other name was written before it, else with 0.
 func (r *Runner) WriteReward(ctx context.Context, key Key, attempt int, name string, reward *float64, metrics map[string]float64) (Episode, error) {

@@ -56,7 +56,7 @@ var benches atomic.Int64
 
 // newRealBench is a runner on real sandboxes, store and record, with a world of busybox
 // whose directory /app holds a source and a visible test.
-func newRealBench(t *testing.T, change ...func(*runner.Config)) *bench {
+func newRealBench(t *testing.T) *bench {
 	t.Helper()
 	need.Root(t)
 	need.Overlay(t)
@@ -90,9 +90,6 @@ func newRealBench(t *testing.T, change ...func(*runner.Config)) *bench {
 	b.cfg = runner.Config{
 		Root: root, Launcher: realLauncher{l}, Worlds: realStore{store}, Record: rec, Policies: set, IDs: ids,
 		Host: policies.Host{CPUs: 16, MemoryBytes: 16 << 30},
-	}
-	for _, c := range change {
-		c(&b.cfg)
 	}
 	b.restart()
 	t.Cleanup(func() {
