@@ -183,6 +183,10 @@ func (a *attempt) begin(ctx context.Context) *End {
 	defer cancel()
 	if err := a.start(ctx); err != nil {
 		a.log.Warn("episode did not start", slog.Any("error", err))
+		if a.journal == nil { // the store or the record failed, not the launcher
+			end := storageEnd("start", err)
+			return &end
+		}
 		return &End{Status: Errored, Cause: Platform, Step: "start", Evidence: []string{err.Error()}}
 	}
 	a.mu.Lock()

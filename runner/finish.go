@@ -253,7 +253,12 @@ func (a *attempt) recordEnd(ctx context.Context, end *End, graded bool, began ti
 		*end = failed
 		a.mu.Lock()
 		a.rec.End = &failed
+		rec := a.rec
 		a.mu.Unlock()
+		// What keeps no outcome may still keep that there is none.
+		if err := a.r.cfg.Record.UpdateAttempt(ctx, a.key, rec, Written); err != nil {
+			a.log.Error("failed end is not on record either", slog.Any("error", err))
+		}
 	}
 }
 

@@ -82,7 +82,8 @@ type Journal interface {
 	Append(line []byte) (offset int64, err error)
 	// Line reads back a line that Append wrote.
 	Line(offset int64) ([]byte, error)
-	// Sync makes what was appended survive the host's death.
+	// Sync makes what was appended survive the host's death, and the names of all files
+	// that the attempt's directory has by then.
 	Sync() error
 	Close() error
 }

@@ -58,7 +58,7 @@ func (r *Record) Journal(key runner.Key, n int) (runner.Journal, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &journal{f: f, end: end}, nil
+	return &journal{f: f, end: end, dirs: r.dirsOf(key, n)}, nil
 }
 
 // wholeLines is the offset behind the last newline.
@@ -82,9 +82,24 @@ func wholeLines(f *os.File) (int64, error) {
 	return 0, nil
 }
 
+// dirsOf are the directories whose entries lead to an attempt's files, the innermost first.
+func (r *Record) dirsOf(key runner.Key, n int) []string {
+	return []string{r.attemptDir(key, n), r.episodeDir(key), filepath.Join(r.root, episodesDir)}
+}
+
+func syncDirs(dirs []string) error {
+	for _, d := range dirs {
+		if err := syncDir(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 type journal struct {
-	f   *os.File
-	end int64
+	f    *os.File
+	end  int64
+	dirs []string
 	// bad is set once a write failed half way and could not be taken back.
 	bad error
 }
@@ -116,12 +131,16 @@ func (j *journal) Line(offset int64) ([]byte, error) {
 	return bytes.TrimSuffix(line, []byte("\n")), err
 }
 
-// Sync makes what was appended survive the host's death.
+// Sync makes what was appended survive the host's death. A file's own sync does not keep
+// its name, so the directories are synced too: a synced outcome never points to a
+// trajectory, capture or pack that is not there.
 func (j *journal) Sync() error {
-	if j.end == 0 {
-		return nil
+	if j.end > 0 {
+		if err := dataSync(j.f); err != nil {
+			return err
+		}
 	}
-	return dataSync(j.f)
+	return syncDirs(j.dirs)
 }
 
 func (j *journal) Close() error { return j.f.Close() }
@@ -198,7 +217,7 @@ func (r *Record) SavePayload(ctx context.Context, key runner.Key, n int, payload
 	if err := os.Rename(tmp, filepath.Join(dir, payloadFile)); err != nil {
 		return err
 	}
-	return syncDir(dir)
+	return syncDirs(r.dirsOf(key, n))
 }
 
 func syncDir(path string) error {
