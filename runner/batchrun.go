@@ -109,8 +109,7 @@ func (r *Runner) runBatch(kept keptBatch) error {
 		delete(r.batches, key)
 		r.mu.Unlock()
 		b.mu.Lock()
-		close(b.news)
-		b.news = make(chan struct{})
+		close(b.news) // for good: who asks for it from now on must not wait for more
 		b.mu.Unlock()
 		close(b.over)
 	})
