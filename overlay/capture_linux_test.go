@@ -349,6 +349,13 @@ func TestTrackerTellsEachChangeOnce(t *testing.T) {
 		{`echo 22 >keep/new; mkdir n; mv file n/f`, []string{"deleted /file", "modified file /keep/new", "created dir /n", "created file /n/f"}},
 		{`rm keep/new; echo -n a >d/a`, []string{"created file /d/a", "deleted /keep/new"}},
 		{`rm n/f; chmod 700 n`, []string{"modified dir /n", "deleted /n/f"}},
+		{`mkdir -p m/in tree/in/deep; echo 1 >m/in/x; echo 1 >tree/in/deep/x; echo 2 >tree/in/3`, []string{
+			"created dir /m", "created dir /m/in", "created file /m/in/x", "modified file /tree/in/3", "created dir /tree/in/deep", "created file /tree/in/deep/x",
+		}},
+		{`rm -r m; echo 1 >m; rm -r tree; mkdir o; rm link; mkdir link`, []string{
+			"type_changed dir /link", "modified file /m", "deleted /m/in", "deleted /m/in/x", "created dir /o", "deleted /tree", "deleted /tree/in",
+			"deleted /tree/in/3", "deleted /tree/in/deep", "deleted /tree/in/deep/x",
+		}},
 	} {
 		mounted(t, f.Lowers(), upper, c.script)
 		changes, more, err := tr.Changes(t.Context(), 100)
@@ -414,5 +421,36 @@ func TestAnAgentCannotBreakItsCapture(t *testing.T) {
 				t.Errorf("Changes() = %v", err)
 			}
 		})
+	}
+}
+
+func TestTrackerLooksAtSoMuchAndNoMore(t *testing.T) {
+	t.Parallel()
+	f := testWorld(t, map[string]string{"f": "f"})
+	upper := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(upper, "a"), 0o755))
+	for i := range 20_000 {
+		must(t, unix.Mknod(filepath.Join(upper, "a", fmt.Sprint(i)), unix.S_IFREG|0o644, 0))
+	}
+	dir, err := os.Open(upper)
+	must(t, err)
+	defer dir.Close()
+	tr := f.Track(dir, 0)
+	for _, c := range []struct {
+		change func()
+		want   int
+		more   bool
+	}{
+		{func() {}, 20_000, true},
+		{func() { must(t, os.WriteFile(filepath.Join(upper, "a/7"), []byte("1"), 0o644)) }, 1, true},
+		{func() { must(t, os.Remove(filepath.Join(upper, "a/7"))) }, 2, false}, // and the one not reached before
+		{func() { must(t, os.RemoveAll(filepath.Join(upper, "a"))) }, 20_000, false},
+		{func() {}, 0, false},
+	} {
+		c.change()
+		got, more, err := tr.Changes(t.Context(), 100_000)
+		if err != nil || len(got) != c.want || more != c.more {
+			t.Errorf("%d changes, more %v, %v; want %d, %v", len(got), more, err, c.want, c.more)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,12 +91,15 @@ func names(dir int) ([]string, error) {
 	return namesOf(fd)
 }
 
+var dirents = sync.Pool{New: func() any { return new([16 << 10]byte) }}
+
 // namesOf is names of a descriptor for reading that was not listed before.
 func namesOf(fd int) ([]string, error) {
 	var list []string
-	buf := make([]byte, 16<<10)
+	buf := dirents.Get().(*[16 << 10]byte) //nolint:forcetypeassert // of our own pool
+	defer dirents.Put(buf)
 	for {
-		n, err := unix.ReadDirent(fd, buf)
+		n, err := unix.ReadDirent(fd, buf[:])
 		if err == unix.EINTR {
 			continue
 		}

@@ -166,3 +166,67 @@ func BenchmarkCaptureWithPack(b *testing.B) {
 		})
 	}
 }
+
+func BenchmarkTrackOfOneFile(b *testing.B) {
+	for _, n := range []int{1, 1000} {
+		b.Run(fmt.Sprintf("of %d", n), func(b *testing.B) {
+			f := benchFork(b, 0)
+			upper := b.TempDir()
+			for i := range n {
+				if err := os.WriteFile(filepath.Join(upper, fmt.Sprint(i)), []byte("1"), 0o644); err != nil {
+					b.Fatal(err)
+				}
+			}
+			dir, err := os.Open(upper)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer dir.Close()
+			tr := f.Track(dir, 0)
+			if _, _, err := tr.Changes(b.Context(), n); err != nil {
+				b.Fatal(err)
+			}
+			for i := 0; b.Loop(); i++ {
+				if err := os.Truncate(filepath.Join(upper, "0"), int64(i)); err != nil {
+					b.Fatal(err)
+				}
+				if got, _, err := tr.Changes(b.Context(), n); err != nil || len(got) != 1 {
+					b.Fatal(got, err)
+				}
+			}
+		})
+	}
+}
+
+// benchFork forks a world of so many files.
+func benchFork(b *testing.B, files int) *overlay.Fork {
+	b.Helper()
+	s, id := benchWorld(b, files)
+	f, err := s.Fork(b.Context(), id)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(f.Release)
+	return f
+}
+
+func benchWorld(b *testing.B, files int) (*overlay.Store, string) {
+	b.Helper()
+	dir := b.TempDir()
+	for i := range files {
+		in := filepath.Join(dir, fmt.Sprintf("d%d", i%100))
+		if err := errors.Join(os.MkdirAll(in, 0o755), os.WriteFile(filepath.Join(in, fmt.Sprint(i)), []byte("text"), 0o644)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	s, err := overlay.Open(filepath.Join(b.TempDir(), "store"), overlay.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = s.Close() })
+	built, err := s.Build(b.Context(), overlay.Recipe{Dir: dir}, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return s, built.World.ID
+}
