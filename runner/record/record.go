@@ -19,8 +19,10 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 
-	_ "modernc.org/sqlite" // the driver
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/paddock-run/paddock/runner"
 )
@@ -223,15 +225,33 @@ func commit(ctx context.Context, conn *sql.Conn, prepared map[string]*sql.Stmt, 
 			errs[i] = execute(ctx, conn, prepared, w)
 		}
 		if _, err = conn.ExecContext(ctx, "COMMIT"); err != nil {
-			_, rerr := conn.ExecContext(ctx, "ROLLBACK")
-			err = errors.Join(err, rerr)
+			// SQLite may have rolled back by itself, as on a full disk. Were it not so, the next
+			// BEGIN would say it.
+			_, _ = conn.ExecContext(ctx, "ROLLBACK")
 		}
 	}
 	for i, w := range batch {
 		if w.done != nil {
-			w.done <- errors.Join(err, errs[i])
+			w.done <- named(errors.Join(errs[i], err))
 		}
 	}
+}
+
+// named adds to SQLite's error the system's that it stands for, so that a full disk is one
+// to whoever asks.
+func named(err error) error {
+	se, ok := errors.AsType[*sqlite.Error](err)
+	if !ok {
+		return err
+	}
+	const primary = 0xff
+	switch se.Code() & primary {
+	case sqlite3.SQLITE_FULL:
+		return fmt.Errorf("%w: %w", syscall.ENOSPC, err)
+	case sqlite3.SQLITE_IOERR:
+		return fmt.Errorf("%w: %w", syscall.EIO, err)
+	}
+	return err
 }
 
 func execute(ctx context.Context, conn *sql.Conn, prepared map[string]*sql.Stmt, w *write) error {
