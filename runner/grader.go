@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/paddock-run/paddock/policies"
+	"github.com/paddock-run/paddock/sandbox"
 )
 
 // DefaultGraderPolicy locks graders down unless they say otherwise.
@@ -105,7 +106,49 @@ func (r *Runner) checkGrader(g *GraderSpec) error {
 	if err := checkEnv("env", g.Env); err != nil {
 		return err
 	}
+	if err := r.checkGraderCommand(g); err != nil {
+		return err
+	}
 	return checkGraderPaths(g)
+}
+
+// checkGraderCommand refuses what could never start: a scoring that fails for it would
+// look like a fault of the platform.
+func (r *Runner) checkGraderCommand(g *GraderSpec) error {
+	commands := append([][]string{g.Command}, g.Boot...)
+	for i, argv := range commands {
+		field := "command"
+		if i > 0 {
+			field = fmt.Sprintf("boot/%d", i-1)
+		}
+		if len(argv) == 0 || argv[0] == "" {
+			return badField(field, "names no program")
+		}
+		total := 0
+		for _, arg := range argv {
+			if total += len(arg) + 1; strings.ContainsRune(arg, 0) {
+				return badField(field, "holds a NUL")
+			}
+		}
+		if len(argv) > maxArgv || total > maxArgText {
+			return badField(field, "has %d entries and %d bytes, at most %d and %d are allowed", len(argv), total, maxArgv, maxArgText)
+		}
+	}
+	if g.User == "" {
+		return nil
+	}
+	who, _, _, err := sandbox.LookupUser(nil, nil, g.User)
+	if err != nil {
+		return badField("user", "%v; name it by its id, as the passwd file of an end state is the agent's", err)
+	}
+	pol, err := r.graderPolicy(g)
+	if err != nil {
+		return err
+	}
+	if err := pol.CheckUser(who.UID); err != nil {
+		return badField("user", "%v", err)
+	}
+	return nil
 }
 
 func setDefault(s *string, value string) {
@@ -118,7 +161,7 @@ func setDefault(s *string, value string) {
 var reservedDirs = []string{"/proc", "/dev", "/sys", "/etc", InputDir}
 
 func checkGraderPaths(g *GraderSpec) error {
-	if !path.IsAbs(g.Dir) || path.Clean(g.Dir) != g.Dir || g.Dir == "/" || strings.ContainsRune(g.Dir, 0) {
+	if !path.IsAbs(g.Dir) || path.Clean(g.Dir) != g.Dir || g.Dir == "/" || strings.ContainsRune(g.Dir, 0) || len(g.Dir) > 1024 || !shortNames(g.Dir) {
 		return badField("dir", "%q is not a clean absolute path below /", g.Dir)
 	}
 	for _, d := range reservedDirs {
@@ -132,7 +175,7 @@ func checkGraderPaths(g *GraderSpec) error {
 	var total int
 	for name, f := range g.Files {
 		if name == "" || path.IsAbs(name) || path.Clean(name) != name || strings.HasPrefix(name, "../") || name == ".." || name == "." ||
-			strings.ContainsRune(name, 0) || len(name) > 1024 {
+			strings.ContainsRune(name, 0) || len(name) > 1024 || !shortNames(name) {
 			return badField("files", "%q is not a clean relative path", name)
 		}
 		if f.Mode&^0o777 != 0 {
@@ -154,6 +197,16 @@ func checkGraderPaths(g *GraderSpec) error {
 		}
 	}
 	return nil
+}
+
+// shortNames says whether every segment of a path is short enough for a file system.
+func shortNames(p string) bool {
+	for name := range strings.SplitSeq(p, "/") {
+		if len(name) > 255 {
+			return false
+		}
+	}
+	return true
 }
 
 // graderPolicy is a grader's policy with its effective limits, or why it cannot be.
