@@ -264,8 +264,11 @@ func translateStore(err error) *api.Error {
 	}
 	if e, ok := errors.AsType[*overlay.RecipeError](err); ok {
 		kind := api.BadRecipe
-		if e.Kind == "bad_archive" || e.Kind == "duplicate_entry" || e.Kind == "outside_root" || e.Kind == "invalid_path" {
+		switch e.Kind {
+		case "bad_archive", "duplicate_entry", "outside_root", "invalid_path":
 			kind = api.BadArchive
+		case "build_failed":
+			kind = api.BuildFailed
 		}
 		return &api.Error{Kind: kind, Field: e.Kind, Detail: strings.TrimPrefix(e.Error(), string(kind)+": ")}
 	}

@@ -43,7 +43,7 @@ func worldRoutes() []route {
 		typed("GET", "/v1/worlds", "listWorlds", "List the worlds", (*Server).listWorlds, draining),
 		raw("POST", "/v1/worlds", "buildWorld", "Build a world; streams progress, then the world", (*Server).buildWorld,
 			takes(reflect.TypeFor[api.Recipe](), api.MediaJSON, api.MediaTar), header(api.HeaderRecipe, "the recipe, when the body is its tar"), gives(reflect.TypeFor[api.BuildEvent](), api.MediaStream),
-			missing, may(api.BadRecipe, api.BadArchive, api.Corrupt)),
+			missing, may(api.BadRecipe, api.BadArchive, api.BuildFailed, api.Corrupt)),
 		raw("POST", "/v1/imports", "importWorld", "Import an OCI image layout tar; streams progress, then the world", (*Server).importWorld,
 			takes(nil, api.MediaTar, api.MediaBytes), gives(reflect.TypeFor[api.BuildEvent](), api.MediaStream), body(rawBody),
 			param("name", "string", "a name to point at the world"), may(api.BadRecipe, api.BadArchive)),

@@ -144,6 +144,9 @@ func (o *oneWorld) Build(_ context.Context, r overlay.Recipe, p overlay.Progress
 		return overlay.Built{}, &overlay.RecipeError{Kind: "bad_recipe", Detail: "nothing to build from"}
 	}
 	p("copy", 1, 2)
+	if r.Name == "broken" {
+		return overlay.Built{}, &overlay.RecipeError{Kind: "build_failed", Path: "debian:sid", Detail: "exit status 1: E: no mirror"}
+	}
 	if r.Name == "bad" {
 		return overlay.Built{}, &overlay.RecipeError{Kind: "outside_root", Path: "../x"}
 	}

@@ -31,6 +31,10 @@ func TestBuildThatIsRefusedSaysSoBeforeAndAfterItBegan(t *testing.T) {
 	if p := wantKind(t, err, api.BadArchive); !strings.Contains(p.Detail, "../x") {
 		t.Errorf("after: %+v", p)
 	}
+	_, err = f.client.BuildWorld(t.Context(), api.Recipe{Busybox: true, Name: "broken"}, nil)
+	if p := wantKind(t, err, api.BuildFailed); p.Status != http.StatusUnprocessableEntity || !strings.HasSuffix(p.Detail, "E: no mirror") || p.Hint == "" {
+		t.Errorf("a tool that failed: %+v", p)
+	}
 }
 
 func TestWorldIsBuiltFromWhatTheClientSends(t *testing.T) {

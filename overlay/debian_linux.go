@@ -1,7 +1,6 @@
 package overlay
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -107,11 +106,11 @@ func (d *debian) fill(ctx context.Context, root int, p Progress) (layer, error) 
 		cancel(unpacked)
 	}
 	_, _ = io.Copy(io.Discard, out)
-	if err := cmd.Wait(); err != nil && (unpacked == nil || words.Len() > 0) {
+	if err := cmd.Wait(); err != nil && (unpacked == nil || len(words.last) > 0) {
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, unpacked) {
 			return layer{}, cause
 		}
-		return layer{}, refuse("bad_recipe", d.name(), "mmdebstrap: %v: %s", err, words.String())
+		return layer{}, refuse("build_failed", d.name(), "mmdebstrap: %v: %s", err, strings.TrimSpace(string(words.last)))
 	}
 	if unpacked != nil {
 		return layer{}, unpacked
@@ -143,16 +142,15 @@ func (d *debian) drop(e *entry) bool {
 	return false
 }
 
-// tail keeps the last bytes written to it.
+// tail keeps the last bytes written to it. It has no other methods of a buffer: by its
+// ReadFrom a copy would go past the bound.
 type tail struct {
-	bytes.Buffer
-	max int
+	last []byte
+	max  int
 }
 
 func (t *tail) Write(p []byte) (int, error) {
-	n, err := t.Buffer.Write(p)
-	if over := t.Len() - t.max; over > 0 {
-		t.Next(over)
-	}
-	return n, err
+	t.last = append(t.last, p[max(0, len(p)-t.max):]...)
+	t.last = slices.Delete(t.last, 0, max(0, len(t.last)-t.max))
+	return len(p), nil
 }

@@ -50,10 +50,10 @@ func TestDebianLeavesOutWhatDiffersByHostAndDay(t *testing.T) {
 
 func TestDebianFailureSaysWhatTheToolSaid(t *testing.T) {
 	t.Parallel()
-	s := openStore(t, overlay.Options{Mmdebstrap: fakeMmdebstrap(t, `echo "E: no such suite" >&2; exit 25`)})
+	s := openStore(t, overlay.Options{Mmdebstrap: fakeMmdebstrap(t, `echo first words >&2; seq 2000 >&2; echo "E: no such suite" >&2; exit 25`)})
 	_, err := s.Build(t.Context(), overlay.Recipe{Debian: &overlay.Debian{Suite: "bookworm"}}, nil)
-	wantKind(t, err, "bad_recipe")
-	if err == nil || !strings.Contains(err.Error(), "no such suite") {
+	wantKind(t, err, "build_failed")
+	if err == nil || !strings.HasSuffix(err.Error(), "E: no such suite") || strings.Contains(err.Error(), "first words") {
 		t.Errorf("error %v", err)
 	}
 	nothingLeft(t, s)

@@ -22,7 +22,8 @@ func (e *NotFoundError) Error() string { return fmt.Sprintf("no world %q", e.Ref
 // RecipeError says that the recipe, archive or directory is not acceptable; Kind is stable.
 type RecipeError struct {
 	// Kind is bad_recipe, not_found, invalid_path, outside_root, duplicate_entry,
-	// bad_archive, world_invalid, world_too_large, unsupported_entry or missing_tool.
+	// bad_archive, world_invalid, world_too_large, unsupported_entry, missing_tool or
+	// build_failed: a tool of the recipe failed, and Detail ends in its last words.
 	Kind   string
 	Path   string
 	Detail string
