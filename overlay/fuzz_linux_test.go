@@ -13,27 +13,17 @@ import (
 )
 
 func BenchmarkFork(b *testing.B) {
-	dir := b.TempDir()
-	for i := range 200 {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), []byte("text"), 0o644); err != nil {
-			b.Fatal(err)
-		}
-	}
-	s, err := overlay.Open(b.TempDir(), overlay.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = s.Close() })
-	built, err := s.Build(b.Context(), overlay.Recipe{Dir: dir, Name: "bench"}, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
-	for b.Loop() {
-		again, err := s.Fork(b.Context(), built.World.ID)
-		if err != nil {
-			b.Fatal(err)
-		}
-		again.Release()
+	for _, n := range []int{20, 20_000} {
+		b.Run(fmt.Sprintf("world of %d files", n), func(b *testing.B) {
+			s, id := benchWorld(b, n)
+			for b.Loop() {
+				f, err := s.Fork(b.Context(), id)
+				if err != nil {
+					b.Fatal(err)
+				}
+				f.Release()
+			}
+		})
 	}
 }
 
