@@ -139,3 +139,18 @@ func TestWorldWithoutAShell(t *testing.T) {
 		t.Errorf("the next call wrote %q", res.Stdout.Head)
 	}
 }
+
+func TestStrictChangesNoOwnerOfTheWorkingDirectory(t *testing.T) {
+	t.Parallel()
+	b := newRealBench(t)
+	key := b.live("e", func(s *runner.EpisodeSpec) { s.Policy = "strict" })
+	if res := b.sh(key, "cat answer.sh && ! echo x > made"); res.Code == nil || *res.Code != 0 {
+		t.Errorf("a working directory of root's: %+v", res)
+	}
+	if res := b.sh(key, "echo x > /tmp/made"); res.Code == nil || *res.Code != 0 {
+		t.Errorf("/tmp: %+v", res)
+	}
+	if at := last(b.finish(key)); at.Capture == nil || at.Capture.Changes != 1 {
+		t.Errorf("capture = %+v, want /tmp/made alone", at.Capture)
+	}
+}
