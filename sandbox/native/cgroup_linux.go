@@ -61,15 +61,28 @@ func openTree(parent string) (*tree, error) {
 		}
 		t.v1[c] = dir
 	}
+	// Another launcher that closes removes a shared parent while it is empty, perhaps
+	// between the making of it and of what is below.
+	var err error
+	for range 10 {
+		if err = t.make(); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return t, err
+}
+
+// make makes the parent.
+func (t *tree) make() error {
 	for _, dir := range t.dirs("") {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if t.v2 {
-		return t, t.delegate()
+		return t.delegate()
 	}
-	return t, nil
+	return nil
 }
 
 // delegate switches the controllers on from the root down to the parent.
@@ -397,4 +410,34 @@ func SweepCgroups(parent string) (int, error) {
 		errs = append(errs, t.remove(n))
 	}
 	return len(names), errors.Join(errs...)
+}
+
+// RemoveCgroups ends and removes what a dead launcher left below a parent, and then the
+// parent itself. Close does it for a live one.
+func RemoveCgroups(parent string) error {
+	if _, err := SweepCgroups(parent); err != nil {
+		return err
+	}
+	t, err := openTree(parent)
+	if err != nil {
+		return err
+	}
+	return t.removeParent()
+}
+
+// removeParent removes the parent, and what is above it and empty by then; what is shared
+// with others stays.
+func (t *tree) removeParent() error {
+	for _, d := range t.dirs("") {
+		if err := unix.Rmdir(d); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("remove cgroup %s: %w", d, err)
+		}
+		for range strings.Count(filepath.Clean(t.parent), "/") {
+			d = filepath.Dir(d)
+			if unix.Rmdir(d) != nil {
+				break
+			}
+		}
+	}
+	return nil
 }

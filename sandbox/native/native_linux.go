@@ -433,18 +433,8 @@ func (l *Launcher) Close() error {
 	_ = p.conn.uc.CloseWrite()
 	<-p.gone
 	l.wg.Wait()
-	errs = append(errs, l.removeParent())
+	errs = append(errs, l.tree.removeParent())
 	return errors.Join(errs...)
-}
-
-// removeParent removes the launcher's own cgroups; a parent shared with others stays.
-func (l *Launcher) removeParent() error {
-	for _, d := range l.tree.dirs("") {
-		if err := unix.Rmdir(d); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("remove cgroup %s: %w", d, err)
-		}
-	}
-	return nil
 }
 
 // ProcessID is the launcher process's, for people and tests.
