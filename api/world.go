@@ -152,4 +152,6 @@ type Capacity struct {
 	MaxQueue        int     `json:"max_queue"`
 	Live            int     `json:"live"`
 	Draining        bool    `json:"draining"`
+	// Sandboxes are the names of those that the daemon has.
+	Sandboxes []string `json:"sandboxes"`
 }

@@ -21,6 +21,7 @@ func (s *Server) capacity(*request, empty) (api.Capacity, error) {
 	return api.Capacity{
 		CPUs: c.CPUs, MemoryBytes: c.MemoryBytes, UsedCPUs: c.UsedCPUs, UsedMemoryBytes: c.UsedMemoryBytes,
 		Queued: c.Queued, MaxQueue: c.MaxQueue, Live: c.Live, Draining: s.draining.Load(),
+		Sandboxes: append([]string{}, s.run.Sandboxes()...),
 	}, nil
 }
 

@@ -40,6 +40,7 @@ type attempt struct {
 	// Set by run before ready is closed.
 	fork    Fork
 	sb      Sandbox
+	sandbox string // its name
 	ids     sandbox.IDMap
 	tracker Tracker
 	journal Journal
@@ -51,9 +52,7 @@ type attempt struct {
 	// serial is held by a call that is not parallel, writing by who writes the journal.
 	serial, writing chan struct{}
 	outputTotal     atomic.Int64
-	// unrecorded: the end could not be put on record yet. The attempt's goroutine alone uses it.
-	unrecorded bool
-	breakAt    int64 // the call before which the fault switch acts, -1 for never
+	breakAt         int64 // the call before which the fault switch acts, -1 for never
 
 	mu       sync.Mutex
 	rec      Attempt
@@ -250,8 +249,9 @@ func (a *attempt) start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("policy %s: %w", a.plan.Policy, err)
 	}
+	a.sandbox = a.r.sandboxName()
 	spec := sandbox.Spec{
-		Name: a.r.sandboxName(), IDs: a.ids, OCI: oci,
+		Name: a.sandbox, IDs: a.ids, OCI: oci,
 		Root: sandbox.Root{Upper: sandbox.Upper{Bytes: eff.DiskBytes, Inodes: eff.Inodes}},
 	}
 	for _, dir := range a.fork.Lowers() {

@@ -58,6 +58,7 @@ func (g *grading) run(ctx context.Context) (graderRun, error) {
 	if err != nil {
 		return graderRun{}, err
 	}
+	defer g.r.sandboxGone(spec.Name)
 	sb, err := g.r.cfg.Launcher.Start(ctx, spec)
 	if err != nil {
 		return graderRun{}, fmt.Errorf("start sandbox: %w", err)

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -70,7 +72,9 @@ type Runner struct {
 	live     map[Key]*attempt
 	locked   map[Key]chan struct{}
 	runs     map[Key]Run
-	batches  map[string]*liveBatch
+	// sandboxes are the names of those that are there, or are just starting or ending.
+	sandboxes map[string]bool
+	batches   map[string]*liveBatch
 }
 
 // New returns a Runner, after it has put the record in order: attempts that a crash left
@@ -87,7 +91,7 @@ func New(ctx context.Context, cfg Config) (*Runner, error) {
 		health:   worldHealth{failed: map[worldOf]int{}},
 		names:    strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
 		live:     map[Key]*attempt{}, locked: map[Key]chan struct{}{}, runs: map[Key]Run{},
-		batches: map[string]*liveBatch{},
+		batches: map[string]*liveBatch{}, sandboxes: map[string]bool{},
 	}
 	if err := errors.Join(r.sweepScratch(), r.reconcile(ctx)); err != nil {
 		cancel(err)
@@ -99,7 +103,26 @@ func New(ctx context.Context, cfg Config) (*Runner, error) {
 // sandboxName is unique over restarts too, so that a new sandbox never meets what one of
 // an earlier daemon left.
 func (r *Runner) sandboxName() string {
-	return fmt.Sprintf("e-%s-%d", r.names, r.started.Add(1))
+	name := fmt.Sprintf("e-%s-%d", r.names, r.started.Add(1))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sandboxes[name] = true
+	return name
+}
+
+// sandboxGone says that a sandbox is no more, as far as the runner knows: one that is there
+// all the same is a stray.
+func (r *Runner) sandboxGone(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.sandboxes, name)
+}
+
+// Sandboxes are the names of the sandboxes that the runner has.
+func (r *Runner) Sandboxes() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Keys(r.sandboxes))
 }
 
 // Drain refuses new episodes and waits until the live ones have ended, or ctx is done.

@@ -18,7 +18,11 @@ import (
 )
 
 // auditOptions are the flags of `paddock audit`.
-type auditOptions struct{ root, cgroupParent string }
+type auditOptions struct {
+	root, cgroupParent string
+	// sandboxes asks a live daemon for the names of its sandboxes.
+	sandboxes func(ctx context.Context, pid int) []string
+}
 
 // auditReport is what `paddock audit --json` prints.
 type auditReport struct {
@@ -34,10 +38,12 @@ func auditCommand(c *cli) *cobra.Command {
 		Use:   "audit",
 		Short: "List what paddock left on this host: processes, cgroups, mounts, namespaces, loop devices, directories",
 		Long: "List what belongs to a store but to no live daemon: processes, cgroups, mounts, namespaces, loop devices\n" +
-			"and directories under run/ and tmp/. What a running daemon of the store owns is no stray.\n" +
-			"It reads the kernel's files, not the record. Exit code 1 when there are strays.",
+			"and directories under run/ and tmp/. What a running daemon of the store owns is no stray; asked over\n" +
+			"--socket, it names its sandboxes, and any other is a stray even below it. The rest is read from the\n" +
+			"kernel's files, not from the record. Exit code 1 when there are strays.",
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.sandboxes = c.sandboxes
 			report, err := audit(cmd.Context(), o)
 			if err != nil {
 				return err
@@ -72,6 +78,9 @@ func audit(ctx context.Context, o auditOptions) (auditReport, error) {
 			return stray.Scope{}, err
 		}
 		report.Daemon = live.PID
+		if live.PID != 0 && o.sandboxes != nil {
+			live.Sandboxes = o.sandboxes(ctx, live.PID)
+		}
 		return stray.Scope{Store: root, Cgroup: report.Cgroup, Live: live}, nil
 	})
 	if err != nil {
@@ -79,6 +88,22 @@ func audit(ctx context.Context, o auditOptions) (auditReport, error) {
 	}
 	report.Strays = append(report.Strays, found...)
 	return report, nil
+}
+
+// sandboxes asks the daemon at the socket, if it is the one with this process id. Nil when
+// it is not, or does not answer.
+func (c *cli) sandboxes(ctx context.Context, pid int) []string {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	client := c.client()
+	if v, err := client.Version(ctx); err != nil || v.PID != pid {
+		return nil
+	}
+	capacity, err := client.Capacity(ctx)
+	if err != nil {
+		return nil
+	}
+	return capacity.Sandboxes
 }
 
 // resolveRoot gives the one name by which a store is known, whether it exists or not.

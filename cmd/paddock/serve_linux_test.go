@@ -19,6 +19,7 @@ import (
 
 	"github.com/paddock-run/paddock/api"
 	"github.com/paddock-run/paddock/internal/need"
+	"github.com/paddock-run/paddock/sandbox/native"
 )
 
 // asPaddock makes this test binary, run again, paddock itself.
@@ -47,8 +48,15 @@ func newHost(tb testing.TB) host {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return host{root: filepath.Join(dir, "root"), socket: filepath.Join(dir, "s"), cgroup: "paddock-test/" + filepath.Base(dir)}
+	h := host{root: filepath.Join(dir, "root"), socket: filepath.Join(dir, "s"), cgroup: "paddock-test/" + filepath.Base(dir)}
+	tb.Cleanup(func() {
+		// A daemon that was killed leaves its cgroups to the next one, which never comes.
+		if err := native.RemoveCgroups(h.cgroup); err != nil {
+			tb.Error(err)
+		}
+		_ = os.RemoveAll(dir)
+	})
+	return h
 }
 
 // lockedBuffer is a buffer for several goroutines.
@@ -203,6 +211,32 @@ func TestServeRunsCommandsAndLeavesNothing(t *testing.T) {
 	if _, err := os.Lstat(h.socket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is left: %v", err)
 	}
+}
+
+// A live daemon knows its sandboxes by name, so that one it forgot is seen beside them.
+func TestAuditSeesWhatALiveDaemonForgot(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	d := h.serve(t)
+	h.must(t, "world", "build", "--busybox", "--name", "busybox")
+	h.must(t, "episode", "create", "busybox", "--id", "e")
+	h.noStrays(t)
+	forgotten := native.Config{Dir: need.Tmpfs(t), CgroupParent: h.cgroup + "/" + storeHash(h.root) + "/e-forgotten"}
+	l, err := native.New(forgotten)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, out, _ := h.paddock(t, nil, "audit", "--root", h.root, "--cgroup-parent", h.cgroup)
+	if code != exitFailed || !strings.Contains(out, "e-forgotten") {
+		t.Errorf("audit: exit code %d\n%s", code, out)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	h.noStrays(t)
+	h.must(t, "episode", "rm", "e")
+	d.stop(t)
+	h.noStrays(t)
 }
 
 func TestEpisodeByTheCommandLine(t *testing.T) {
