@@ -38,9 +38,10 @@ status=0
 while read -r package skip; do
   echo "test-v2: run $package"
   cd "/mnt/src/$package" || fail "no $package"
-  ./package.test -test.timeout=10m -test.run="$($b cat /mnt/run)" ${skip:+-test.skip="$skip"} </dev/null 2>&1
+  began=$($b date +%s)
+  ./package.test -test.timeout=5m -test.run="$($b cat /mnt/run)" ${skip:+-test.skip="$skip"} </dev/null 2>&1
   code=$?
-  [ $code -eq 0 ] && echo "ok   $package" || { echo "FAIL $package (exit $code)"; status=1; }
+  [ $code -eq 0 ] && echo "ok   $package $(($($b date +%s) - began))s" || { echo "FAIL $package (exit $code)"; status=1; }
 done </mnt/packages
 echo "test-v2: exit $status"
 $b poweroff -f

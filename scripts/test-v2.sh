@@ -60,7 +60,7 @@ TMPDIR=$work timeout --kill-after=10 "$limit" "${contain[@]}" \
   linux.uml mem=3G uml_dir="$work/uml" umid=paddock-v2 \
   ubd0="$work/disk" root=/dev/ubda rootfstype=ext4 rw init=/init quiet loglevel=1 \
   con=null con0=fd:0,fd:1 \
-  </dev/null 2>"$work/stderr" | tr -d '\r' | sed -un '/^test-v2:/,$p' | tee "$work/out" || status=$?
+  </dev/null 2>"$work/stderr" | sed -un 's/\r//g; /^test-v2:/,$p' | tee "$work/out" || status=$?
 inner=$(sed -n 's/^test-v2: exit //p' "$work/out" | tail -n 1)
 if [ -z "$inner" ]; then
   tail -n 20 "$work/stderr" >&2
