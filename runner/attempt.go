@@ -52,7 +52,9 @@ type attempt struct {
 	// serial is held by a call that is not parallel, writing by who writes the journal.
 	serial, writing chan struct{}
 	outputTotal     atomic.Int64
-	breakAt         int64 // the call before which the fault switch acts, -1 for never
+	// unrecorded: the end could not be put on record yet. The attempt's goroutine alone uses it.
+	unrecorded bool
+	breakAt    int64 // the call before which the fault switch acts, -1 for never
 
 	mu       sync.Mutex
 	rec      Attempt

@@ -26,8 +26,12 @@ func (a *attempt) exec(ctx context.Context, c *callState) error {
 	return a.runProgram(ctx, c, argv)
 }
 
-// worldTool runs a tool's command with the arguments as JSON on stdin.
+// worldTool runs a tool's command with the arguments, which the tool's schema must take, as
+// JSON on stdin.
 func (a *attempt) worldTool(ctx context.Context, c *callState) error {
+	if c.res.Error = checkArguments(c.tool, c.spec.Args); c.res.Error != nil {
+		return nil
+	}
 	return a.runProgram(ctx, c, c.tool.Command)
 }
 

@@ -148,6 +148,32 @@ func (a *attempt) finish(ctx context.Context) {
 	// Who waits for the outcome does not wait for the kernel to clear away. Room for
 	// others is given back only after that, so clearing away cannot fall behind.
 	a.release()
+	a.recordAgain()
+}
+
+// recordAgain keeps an end that could not be put on record, as on a full disk, until it
+// can: else the record would tell of a live attempt until the daemon's next start.
+func (a *attempt) recordAgain() {
+	if !a.unrecorded {
+		return
+	}
+	every := time.NewTicker(time.Second)
+	defer every.Stop()
+	for {
+		select {
+		case <-every.C:
+		case <-a.r.ctx.Done():
+			return // the next start finds it live, and makes it interrupted
+		}
+		a.mu.Lock()
+		rec := a.rec
+		a.mu.Unlock()
+		err := a.r.cfg.Record.UpdateAttempt(a.r.ctx, a.key, rec, Synced)
+		if err == nil || KindOf(err) == KindNotFound {
+			a.log.Info("end is on record after all")
+			return
+		}
+	}
 }
 
 // quiesce stops calls, sessions and the sandbox. It returns the end, corrected by what
@@ -249,6 +275,7 @@ func (a *attempt) recordEnd(ctx context.Context, end *End, graded bool, began ti
 	})
 	if err != nil {
 		a.log.Error("end is not on record", slog.Any("error", err))
+		a.unrecorded = true
 		failed := storageEnd("host_disk", err)
 		*end = failed
 		a.mu.Lock()
@@ -285,6 +312,8 @@ func (a *attempt) score(ctx context.Context, state *EndState) {
 	})
 	if err != nil {
 		a.log.Error("scores are not on record", slog.Any("error", err))
+	} else {
+		a.unrecorded = false // this write has the end too
 	}
 }
 

@@ -183,6 +183,9 @@ func checkTools(tools []overlay.Tool) error {
 			return badField(at+"/timeout_s", "%v is not in 0 to %d", tool.TimeoutS, int(maxSeconds))
 		}
 		seen[tool.Name] = true
+		if _, err := compileSchema(&tool); err != nil {
+			return badField(at+"/parameters", "%v", err)
+		}
 	}
 	return nil
 }

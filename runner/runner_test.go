@@ -516,6 +516,30 @@ func TestAgentsMistakesAreResults(t *testing.T) {
 	}
 }
 
+func TestWrongArgumentsAreTheAgentsResult(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	tool := overlay.Tool{Name: "count", Command: []string{"cat"}, Parameters: json.RawMessage(`{"properties": {"n": {"type": "integer"}}}`)}
+	key := b.live("e", func(s *runner.EpisodeSpec) { s.Tools = []overlay.Tool{tool} })
+	wrong := runner.CallSpec{Tool: "count", Args: json.RawMessage(`{"n":"x"}`), Seq: 1}
+	for range 2 { // the second is read back from the record
+		if res := b.call(key, wrong); res.Error == nil || res.Error.Kind != "invalid_arguments" || res.Code != nil {
+			t.Errorf("result = %+v (error %+v)", res, res.Error)
+		}
+	}
+	if res := b.call(key, runner.CallSpec{Tool: "count", Args: json.RawMessage(`{"n":1}`)}); string(res.Stdout.Head) != `{"n":1}` {
+		t.Errorf("right arguments: %+v (error %+v)", res, res.Error)
+	}
+	if at := last(b.finish(key)); at.Calls != 2 {
+		t.Errorf("%d calls are on record, want 2", at.Calls)
+	}
+	tool.Parameters = json.RawMessage(`{"type": "nonsense"}`)
+	_, err := b.Create(t.Context(), owner, 0, b.spec("bad", func(s *runner.EpisodeSpec) { s.Tools = []overlay.Tool{tool} }))
+	if e := wantKind(t, err, runner.KindBadRequest); e.Field != "tools/0/parameters" {
+		t.Errorf("field = %q", e.Field)
+	}
+}
+
 func TestSameNumberIsOneCall(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
