@@ -69,7 +69,7 @@ func (a *attempt) protectedOnly(ctx context.Context, changes []overlay.Change) [
 		if err != nil {
 			continue // its score will be that it is not to be had
 		}
-		kept = append(kept, tamperings(changes, spec.Protected)...)
+		kept = append(kept, tamperings(changes, spec.guarded())...)
 	}
 	return kept
 }

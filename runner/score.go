@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -160,7 +161,7 @@ const maxTampered = 20
 // tamper reports what the agent wrote below paths that the grader protects.
 func (g *grading) tamper(s *ScoreResult) {
 	var found []string
-	for _, ch := range tamperings(g.in.Capture.Changes, g.spec.Protected) {
+	for _, ch := range tamperings(g.in.Capture.Changes, g.spec.guarded()) {
 		found = append(found, fmt.Sprintf("tampered: %s %q", ch.Kind, ch.Path))
 	}
 	if g.in.Capture.Truncated && len(g.spec.Protected) > 0 {
@@ -175,6 +176,32 @@ func (g *grading) tamper(s *ScoreResult) {
 		zero := 0.0
 		s.Reward = &zero
 	}
+}
+
+// ownPrograms are what nearly every grader runs on, whatever its command: an agent that
+// replaced one of them has the grader's verdict in its hands.
+var ownPrograms = []string{
+	"/bin/busybox", "/bin/sh", "/etc/ld.so.preload", "/lib/ld-musl-x86_64.so.1", "/lib64/ld-linux-x86-64.so.2",
+	"/usr/bin/dash", "/usr/bin/sh", "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+}
+
+// guarded are the paths whose change is a tampering: those that the grader protects, its
+// own program, and ownPrograms. The grader runs on the agent's whole tree, so its program
+// and loader are there for an agent that was root to replace.
+func (g *GraderSpec) guarded() []string {
+	all := append(slices.Clone(g.Protected), ownPrograms...)
+	if len(g.Command) == 0 {
+		return all
+	}
+	switch program := g.Command[0]; {
+	case path.IsAbs(program):
+		all = append(all, path.Clean(program))
+	case !strings.Contains(program, "/"):
+		for _, dir := range []string{"/bin", "/sbin", "/usr/bin", "/usr/local/bin", "/usr/local/sbin", "/usr/sbin"} {
+			all = append(all, path.Join(dir, program))
+		}
+	}
+	return all
 }
 
 // tampers says whether a change is to a protected path: at or below it, or one above it

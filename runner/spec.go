@@ -143,7 +143,9 @@ type GraderSpec struct {
 	RewardRange *[2]float64 `json:"reward_range,omitempty"`
 	// OnNoVerdict is the reward when the agent's doing kept the grader from a verdict; 0.0 by default.
 	OnNoVerdict *float64 `json:"on_no_verdict,omitempty"`
-	// Protected are paths that the agent should not write; OnTamper is "report" (default) or "zero".
+	// Protected are paths that the agent should not write, beside the grader's own program
+	// and loader, which always count. OnTamper is "report" (default: flag tampered, the
+	// number is kept) or "zero".
 	Protected []string `json:"protected,omitempty"`
 	OnTamper  string   `json:"on_tamper,omitempty"`
 }

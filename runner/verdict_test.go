@@ -202,3 +202,20 @@ func FuzzJSONVerdict(f *testing.F) {
 		}
 	})
 }
+
+func TestGraderGuardsWhatItRunsOn(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ command, changed string }{
+		{"/opt/check", "/opt/check"},
+		{"sh", "/usr/local/bin/sh"},
+		{"python3", "/usr/bin/python3"},
+		{"/opt/check", "/etc/ld.so.preload"},
+		{"/opt/check", "/bin/busybox"},
+	} {
+		g := GraderSpec{Command: []string{c.command}, Protected: []string{"/tests"}}
+		changes := []overlay.Change{{Path: c.changed, Kind: overlay.Modified}, {Path: "/tests/a", Kind: overlay.Created}, {Path: "/work/a", Kind: overlay.Created}}
+		if got := tamperings(changes, g.guarded()); len(got) != 2 {
+			t.Errorf("%s with %s changed: %d tamperings, want that and /tests/a", c.command, c.changed, len(got))
+		}
+	}
+}
