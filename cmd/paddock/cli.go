@@ -95,6 +95,10 @@ func (c *cli) report(err error) int {
 		_ = json.NewEncoder(c.errs).Encode(p)
 		return code
 	}
+	if c.json {
+		_ = json.NewEncoder(c.errs).Encode(plainError{Kind: kindOfExit(code), Detail: err.Error()})
+		return code
+	}
 	fmt.Fprintf(c.errs, "paddock: %v\n", err)
 	if typed && p.Hint != "" {
 		fmt.Fprintf(c.errs, "  %s\n", p.Hint)
@@ -103,6 +107,19 @@ func (c *cli) report(err error) int {
 		fmt.Fprintln(c.errs, "  see paddock --help")
 	}
 	return code
+}
+
+// plainError is an error that did not come from the daemon, in the form of those that do.
+type plainError struct {
+	Kind   string `json:"kind"`
+	Detail string `json:"detail"`
+}
+
+func kindOfExit(code int) string {
+	if code == exitUsage {
+		return "usage"
+	}
+	return "failed"
 }
 
 // client is the daemon's client.

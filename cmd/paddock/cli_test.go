@@ -83,7 +83,7 @@ func TestResultsBecomeExitCodes(t *testing.T) {
 		"nothing at all": {api.CallResult{}, exitPaddock},
 		"not found":      {api.CallResult{Fault: &api.CallFault{Kind: "command_not_found", Path: "x"}}, exitNotFound},
 		"no directory":   {api.CallResult{Fault: &api.CallFault{Kind: "cwd_not_found"}}, exitNotRunnable},
-		"unknown user":   {api.CallResult{Fault: &api.CallFault{Kind: "user_not_found"}}, exitFailed},
+		"unknown user":   {api.CallResult{Fault: &api.CallFault{Kind: "user_not_found"}}, exitNotRunnable},
 	} {
 		var errs bytes.Buffer
 		got := 0
@@ -144,4 +144,37 @@ func TestEveryCommandHasHelp(t *testing.T) {
 		}
 	}
 	walk(nil)
+}
+
+func TestTimesAreSecondsOrDurations(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]float64{"2": 2, "0.25": 0.25, "1m30s": 90, "250ms": 0.25} {
+		var s secondsValue
+		if err := s.Set(text); err != nil || float64(s) != want {
+			t.Errorf("%s = %v, %v; want %v", text, s, err, want)
+		}
+	}
+	for _, text := range []string{"", "x", "1 m", "NaN", "Inf"} {
+		if err := new(secondsValue).Set(text); err == nil {
+			t.Errorf("%q is taken for a time", text)
+		}
+	}
+}
+
+// With --json an error is JSON too, whoever found it.
+func TestErrorsAreJSONWhenAsked(t *testing.T) {
+	t.Parallel()
+	missing := filepath.Join(t.TempDir(), "no-socket")
+	for want, a := range map[string][]string{
+		"usage":       {"run", "box", "--nonsense"},
+		"unavailable": {"world", "ls"},
+		"failed":      {"world", "build", filepath.Join(t.TempDir(), "none")},
+	} {
+		var out, errs bytes.Buffer
+		code := run(t.Context(), append([]string{"--json", "--socket", missing}, a...), strings.NewReader(""), &out, &errs)
+		var got struct{ Kind, Detail string }
+		if err := json.Unmarshal(errs.Bytes(), &got); err != nil || got.Kind != want || got.Detail == "" || code == 0 || out.Len() > 0 {
+			t.Errorf("%v: code %d, stdout %q, stderr %q; want kind %s", a, code, out.String(), errs.String(), want)
+		}
+	}
 }

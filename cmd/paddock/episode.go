@@ -356,7 +356,10 @@ func episodeRemove(c *cli) *cobra.Command {
 		for _, id := range a {
 			failed = errors.Join(failed, c.client().Delete(cmd.Context(), key(id)))
 		}
-		return failed
+		if failed != nil {
+			return failed
+		}
+		return c.show(map[string][]string{"removed": a}, func(io.Writer) {})
 	}
 	return cmd
 }

@@ -9,6 +9,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -62,7 +63,9 @@ func rootCommand(c *cli) *cobra.Command {
 	flags := root.PersistentFlags()
 	flags.StringVar(&c.socket, "socket", "", "the daemon's unix socket; else $PADDOCK_SOCKET, else /run/paddock/paddock.sock")
 	flags.BoolVar(&c.json, "json", false, "print JSON instead of tables")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%s: %w", cmd.CommandPath(), err)}
+	})
 	root.AddCommand(commands(c)...)
 	return root
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -29,7 +31,7 @@ type episodeFlags struct {
 func (e *episodeFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&e.spec.Run, "run", api.DefaultRun, "run in which the episode's id lives")
 	f.StringVar(&e.spec.ID, "id", "", "the episode's id; made up when not given")
-	f.StringVar(&e.spec.Policy, "policy", "", "lock-down; `paddock policy ls` lists them")
+	f.StringVar(&e.spec.Policy, "policy", "", "name of the lock-down; see paddock policy ls")
 	f.StringVar(&e.spec.Group, "group", "", "group of episodes that are compared with each other")
 	f.StringVar(&e.spec.Task, "task", "", "name of the task")
 	f.StringVar(&e.spec.Weights, "weights", "", "version of the model's weights")
@@ -37,8 +39,8 @@ func (e *episodeFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&e.memory, "memory", "", "limit of memory, such as 2GiB")
 	f.StringVar(&e.disk, "disk", "", "limit of what may be written, such as 1GiB")
 	f.Int64Var(&e.spec.Limits.Pids, "pids", 0, "limit of processes")
-	f.Float64Var(&e.spec.Budgets.AgentS, "agent-seconds", 0, "time inside calls that ends the episode")
-	f.Float64Var(&e.spec.Budgets.WallS, "wall-seconds", 0, "wall time that ends the episode")
+	f.Var((*secondsValue)(&e.spec.Budgets.AgentS), "agent-seconds", "time inside calls that ends the episode")
+	f.Var((*secondsValue)(&e.spec.Budgets.WallS), "wall-seconds", "wall time that ends the episode")
 	f.StringArrayVarP(&e.env, "env", "e", nil, "KEY=value of the episode's environment; may be repeated")
 	f.StringArrayVar(&e.labels, "label", nil, "KEY=value; may be repeated")
 	f.Uint32Var(&e.envSeed, "env-seed", 0, "PADDOCK_SEED, in place of the one made of run and group")
@@ -101,7 +103,8 @@ func runWorldCommand(c *cli) *cobra.Command {
 		Long: "Run a command in a fresh sandbox on a fork of a world. Output is passed on as it comes, and so is the exit code:\n" +
 			"128 + number for a signal, 124 for a timeout, 126 and 127 where the command could not be started; 125 means that\n" +
 			"paddock itself failed. The episode is deleted afterwards unless --keep or --id is given.\n\n" +
-			"  paddock run busybox -- sh -c 'echo hello; id'",
+			"  paddock run busybox -- sh -c 'echo hello; id'\n" +
+			"  echo hello | paddock run busybox -i -- cat        # standard input is passed on with -i alone",
 		Args: args(cobra.MinimumNArgs(2)),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			spec, err := e.make(a[0])
@@ -240,18 +243,44 @@ func faultExit(errs io.Writer, f api.CallFault) error {
 	if f.Path != "" {
 		fmt.Fprintf(errs, ": %s", plain(f.Path))
 	}
-	if f.Detail != "" {
-		fmt.Fprintf(errs, ": %s", plain(f.Detail))
+	if detail := strings.TrimSuffix(f.Detail, ": "+f.Kind); detail != "" {
+		fmt.Fprintf(errs, ": %s", plain(detail))
 	}
 	fmt.Fprintln(errs)
 	switch f.Kind {
 	case "command_not_found":
 		return exitError{code: exitNotFound}
-	case "permission_denied", "not_executable", "cwd_not_found", "cwd_not_a_directory":
+	case "permission_denied", "not_executable", "cwd_not_found", "cwd_not_a_directory", "user_not_found", "user_refused":
 		return exitError{code: exitNotRunnable}
 	}
 	return exitError{code: exitFailed}
 }
+
+// secondsValue is a flag of a time: a number of seconds, or a duration such as 90s or 1m30s.
+type secondsValue float64
+
+func (s *secondsValue) String() string {
+	if *s == 0 {
+		return "" // the default is the policy's
+	}
+	return strconv.FormatFloat(float64(*s), 'g', -1, 64)
+}
+
+func (s *secondsValue) Set(text string) error {
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		var d time.Duration
+		d, err = time.ParseDuration(text)
+		n = d.Seconds()
+	}
+	if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
+		return errors.New("want seconds as a number, or a time such as 90s or 1m30s")
+	}
+	*s = secondsValue(n)
+	return nil
+}
+
+func (s *secondsValue) Type() string { return "seconds" }
 
 // callFlags are the flags of everything that makes a call.
 type callFlags struct {
@@ -261,7 +290,7 @@ type callFlags struct {
 func (f *callFlags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.spec.User, "user", "", "name or uid inside the world, optionally :group")
 	set.StringVar(&f.spec.Cwd, "cwd", "", "working directory")
-	set.Float64Var(&f.spec.TimeoutS, "timeout", 0, "seconds after which the call is killed")
+	set.Var((*secondsValue)(&f.spec.TimeoutS), "timeout", "time after which the call is killed, such as 2.5 (seconds) or 1m")
 }
 
 func (f *callFlags) make(argv []string) api.CallSpec {

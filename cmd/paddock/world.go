@@ -41,6 +41,9 @@ func worldBuild(c *cli) *cobra.Command {
 				return usageError{errors.New("--packages goes with --debian")}
 			}
 			r.Config.Env, r.Config.User, r.Config.WorkingDir = env, user, workdir
+			if len(a) == 0 && !r.Busybox && r.Debian == nil {
+				return usageError{errors.New("paddock world build: nothing to build from: name a directory or a tar, or give --busybox or --debian SUITE")}
+			}
 			if err := readTools(tools, &r); err != nil {
 				return err
 			}
@@ -196,7 +199,10 @@ func worldRemove(c *cli) *cobra.Command {
 			for _, ref := range a {
 				failed = errors.Join(failed, c.client().RemoveWorld(cmd.Context(), ref))
 			}
-			return failed
+			if failed != nil {
+				return failed
+			}
+			return c.show(map[string][]string{"removed": a}, func(io.Writer) {})
 		},
 	}
 }

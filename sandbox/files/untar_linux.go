@@ -533,12 +533,12 @@ func (f *temp) write(r io.Reader, sparse bool) error {
 	buf := chunks.Get().(*[]byte)
 	defer chunks.Put(buf)
 	for {
-		n, err := io.ReadFull(r, *buf)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		n, end, err := fill(r, *buf)
+		if err != nil {
 			return err
+		}
+		if n == 0 && end {
+			break
 		}
 		f.size += int64(n)
 		if sparse && allZero((*buf)[:n]) {
@@ -555,6 +555,22 @@ func (f *temp) write(r io.Reader, sparse bool) error {
 		return unix.Ftruncate(f.fd, f.size)
 	}
 	return nil
+}
+
+// fill reads until b is full or r ends. Unlike io.ReadFull it does not take a reader that
+// was cut off, which says io.ErrUnexpectedEOF as well, for one that has ended.
+func fill(r io.Reader, b []byte) (n int, end bool, err error) {
+	for n < len(b) {
+		m, err := r.Read(b[n:])
+		n += m
+		if err == io.EOF { //nolint:errorlint // an io.Reader returns it bare; wrapped, it is a failure
+			return n, true, nil
+		}
+		if err != nil {
+			return n, false, err
+		}
+	}
+	return n, false, nil
 }
 
 func allZero(b []byte) bool {
