@@ -14,7 +14,9 @@ func TestGradersThatCannotStartAreRefused(t *testing.T) {
 	b := newRealBench(t)
 	for field, specs := range map[string][]runner.GraderSpec{
 		"command": {
-			{}, {Command: []string{""}}, {Command: []string{"/bin/sh", "a\x00b"}},
+			{},
+			{Command: []string{""}},
+			{Command: []string{"/bin/sh", "a\x00b"}},
 			{Command: []string{"/bin/sh", strings.Repeat("x", 4<<20)}},
 		},
 		"boot/0": {{Command: []string{"x"}, Mode: "boot", Boot: [][]string{{}}}},
