@@ -100,7 +100,13 @@ func episodeCall(c *cli) *cobra.Command {
 		if stdin {
 			cio.Stdin = c.in
 		}
-		result, err := c.client().Stream(cmd.Context(), key(a[0]), spec, cio)
+		var result api.CallResult
+		var err error
+		if c.json && !stdin { // the result has what is kept of the output; the rest need not travel
+			result, err = c.client().Call(cmd.Context(), key(a[0]), spec)
+		} else {
+			result, err = c.client().Stream(cmd.Context(), key(a[0]), spec, cio)
+		}
 		if err != nil {
 			return orPaddock(err)
 		}

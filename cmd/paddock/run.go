@@ -183,6 +183,9 @@ func (r *oneRun) do(ctx context.Context) error {
 
 func (r *oneRun) exec(ctx context.Context, key api.Key) (api.CallResult, error) {
 	cio := api.CallIO{Stdout: r.c.out, Stderr: r.c.errs}
+	if r.c.json && !r.stdin { // the result has what is kept of the output; the rest need not travel
+		return r.client.Call(ctx, key, r.call)
+	}
 	if r.c.json {
 		cio = api.CallIO{}
 	}
