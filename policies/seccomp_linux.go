@@ -20,7 +20,7 @@ var (
 
 // conditional are the system calls for which this package has rules of its own, so those
 // of the base are dropped.
-var conditional = []string{"clone", "clone3", "mknod", "mknodat", "socket", "socketcall", "socketpair", "sync"}
+var conditional = []string{"clone", "clone3", "mknod", "mknodat", "prlimit64", "socket", "socketcall", "socketpair", "sync"}
 
 // namespaceFlags are those that clone(2) reads; CLONE_NEWTIME shares a bit with the exit
 // signal there and is only read by unshare and clone3.
@@ -115,6 +115,10 @@ func ownRules() []specs.LinuxSyscall {
 		allow("clone", masked(0, namespaceFlags, 0)),
 		// Its flags are behind a pointer. ENOSYS makes libc fall back to clone.
 		{Names: []string{"clone3"}, Action: specs.ActErrno, ErrnoRet: &enosys},
+		// Limits are a process's own to set. The kernel lets a process of PID 1's user take
+		// PID 1's descriptors away, which ends the sandbox.
+		allow("prlimit64", equal(0, 0)),
+		allow("prlimit64", equal(2, 0)),
 		// It writes out every disk of the host, and nothing of a sandbox is on one: a
 		// sandbox that calls it in a loop would only stall the others.
 		{Names: []string{"sync"}, Action: specs.ActErrno, ErrnoRet: &success},
