@@ -54,6 +54,11 @@ test-v2: build ## the sandbox's and the daemon's tests on kernel 6.1 with cgroup
 	@$(SETUP) v2
 	@$(TMPFS) scripts/test-v2.sh $(V2)
 
+.PHONY: test-attacks
+test-attacks: guest ## the attack suite alone: the code of an episode is the attacker
+	@$(SETUP) test
+	@$(TMPFS) $(GO) test -count=1 -v ./daemon/attacks
+
 .PHONY: test-all
 test-all: ## all that test does, the race detector on every package, lint, and a fuzz of every target
 	@$(MAKE) test RACE=./...

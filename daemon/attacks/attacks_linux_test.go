@@ -1,0 +1,167 @@
+package attacks
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/paddock-run/paddock/overlay"
+	"github.com/paddock-run/paddock/policies"
+)
+
+// attack is one case.
+type attack struct {
+	// id is the case's in docs/threat-model.md; a letter tells apart several of one id.
+	id string
+	// does says what the hostile code does.
+	does string
+	// run is a script of busybox that does it; FLAG is the path of a file on the host.
+	run string
+	// want is its whole output; strict, when set, is that under the policy strict.
+	want, strict string
+	// timeout ends the call.
+	timeout time.Duration
+	// typed looks at how the call ended; without it the call has to end with code 0.
+	typed func(c call) bool
+	// then acts on the live sandbox from outside, as the daemon does.
+	then func(t *testing.T, b *box, c call)
+	// captured looks at what the case left in the tree.
+	captured func(t *testing.T, changes map[string]overlay.Change)
+}
+
+// small limits make the bombs quick.
+var small = policies.Limits{CPUs: 1, MemoryBytes: 64 << 20, DiskBytes: 16 << 20, Inodes: 3000, Pids: 64}
+
+func TestAttacks(t *testing.T) {
+	h := newHost(t)
+	var cases []attack
+	for _, group := range [][]attack{processes, kernel, files, network} {
+		cases = append(cases, group...)
+	}
+	for _, policy := range []string{"default", "strict"} {
+		t.Run(policy, func(t *testing.T) {
+			for i, a := range cases {
+				t.Run(a.id, func(t *testing.T) {
+					h.attack(t, a, policy, "x-"+policy+"-"+string(rune('a'+i/26))+string(rune('a'+i%26)))
+					h.master(t)
+				})
+			}
+		})
+	}
+	t.Run("X-A11", func(t *testing.T) {
+		h.removeWhileStarting(t)
+		h.master(t)
+	})
+	t.Run("X-K18", func(t *testing.T) {
+		h.malicious(t)
+		h.master(t)
+	})
+	// X-F24: after all of this every byte of the world's layers is what was sealed.
+	if err := h.store.Verify(t.Context(), h.world, nil); err != nil {
+		t.Errorf("the world: %v", err)
+	}
+}
+
+func (h *host) attack(t *testing.T, a attack, policy, name string) {
+	t.Helper()
+	b := h.start(t, name, policy, small)
+	defer b.close(t)
+	cmd := command(a.run)
+	cmd.User, cmd.Timeout = b.user, a.timeout
+	c := b.run(t, cmd)
+	want := a.want
+	if policy == "strict" && a.strict != "" {
+		want = a.strict
+	}
+	if got := strings.TrimSpace(c.out); got != strings.TrimSpace(want) && want != "*" {
+		t.Errorf("%s: printed\n%s\nwant\n%s\n(stderr %.500q, %+v)", a.does, got, strings.TrimSpace(want), c.err, c.Exit)
+	}
+	if a.typed == nil {
+		a.typed = func(c call) bool { return c.Code != nil && *c.Code == 0 }
+	}
+	if !a.typed(c) || c.HostOOM {
+		t.Errorf("%s: ended %+v, stderr %.500q", a.does, c.Exit, c.err)
+	}
+	h.noSecrets(t, c)
+	if a.then != nil {
+		a.then(t, b, c)
+	}
+	// The sandbox is still good for the next call, whatever the last one did.
+	if n := b.run(t, cmdOf("/bin/echo", "on", b)); n.out != "on\n" {
+		t.Errorf("%s: the next call: %+v %q %q", a.does, n.Exit, n.out, n.err)
+	}
+	changes := map[string]overlay.Change{}
+	for _, ch := range b.capture(t).Changes {
+		changes[ch.Path] = ch
+	}
+	if a.captured != nil {
+		a.captured(t, changes)
+	}
+}
+
+// noSecrets holds that a sandbox learns nothing of the host.
+func (h *host) noSecrets(t *testing.T, c call) {
+	t.Helper()
+	if strings.Contains(c.out+c.err, h.canary) {
+		t.Error("the output holds the host's flag")
+	}
+}
+
+// removeWhileStarting removes a world while sandboxes start on it: either the removal is
+// refused or the world is not found, and never does a sandbox see half of it.
+func (h *host) removeWhileStarting(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "whole"), []byte("whole"), 0o644); err != nil { //nolint:gosec // the sandbox reads it
+		t.Fatal(err)
+	}
+	first := h.world
+	defer func() { h.world = first }()
+	for i := range 20 {
+		built, err := h.store.Build(t.Context(), overlay.Recipe{Base: first, Dir: dir, Into: "/more", Version: strconv.Itoa(i)}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := h.store.Remove(t.Context(), built.World.ID); err != nil && !errors.Is(err, overlay.ErrInUse) {
+				t.Errorf("Remove: %v", err)
+			}
+		})
+		fork, err := h.store.Fork(t.Context(), built.World.ID)
+		if _, gone := errors.AsType[*overlay.NotFoundError](err); err != nil && !gone {
+			t.Errorf("Fork: %v", err)
+		}
+		if err == nil {
+			h.world = built.World.ID
+			b := h.start(t, "x-a11-"+strconv.Itoa(i), "default", small)
+			if c := b.sh(t, "cat /more/whole; attack ids"); c.out != "whole0 0 0 0\n" {
+				t.Errorf("the world is not whole: %q %q", c.out, c.err)
+			}
+			b.close(t)
+			fork.Release()
+		}
+		wg.Wait()
+	}
+}
+
+// malicious builds worlds whose places of the kernel lead elsewhere (CVE-2023-27561,
+// CVE-2025-31133, CVE-2026-41579): they are refused as worlds.
+func (h *host) malicious(t *testing.T) {
+	t.Helper()
+	for _, place := range []string{"dev", "proc", "sys", "etc"} {
+		dir := t.TempDir()
+		if err := os.Symlink(filepath.Dir(h.flag), filepath.Join(dir, place)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := h.store.Build(t.Context(), overlay.Recipe{Dir: dir}, nil)
+		if refused, ok := errors.AsType[*overlay.RecipeError](err); !ok || refused.Kind != "world_invalid" {
+			t.Errorf("a world whose /%s is a link: %v, want world_invalid", place, err)
+		}
+	}
+}
