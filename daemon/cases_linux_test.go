@@ -3,6 +3,7 @@ package daemon
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"strings"
@@ -184,3 +185,28 @@ func TestUploadThatIsCutOffLeavesTheOldFile(t *testing.T) {
 type brokenReader struct{}
 
 func (*brokenReader) Read([]byte) (int, error) { return 0, errors.New("the connection is cut") }
+
+// A client that stops sending in the midst of an upload holds up nothing: the episode ends
+// when its time is over.
+func TestUploadThatStallsDoesNotHoldTheEnd(t *testing.T) {
+	t.Parallel()
+	f := serveEpisodes(t)
+	k := f.create(t, "e")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stalled, send := io.Pipe()
+	uploading := make(chan struct{})
+	go func() {
+		defer close(uploading)
+		_, _ = f.client.Upload(ctx, k, "/tmp", "", stalled)
+	}()
+	if _, err := send.Write(make([]byte, 100)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.client.Abort(t.Context(), k, "enough"); err != nil {
+		t.Errorf("Abort beside a stalled upload: %v", err)
+	}
+	cancel()
+	_ = send.Close()
+	<-uploading
+}

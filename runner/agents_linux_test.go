@@ -83,7 +83,7 @@ func TestNothingOfAHostAgentOutlivesIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(file) })
-	res := b.hostAgent("(setsid sh -c 'while :; do echo x >> " + file + "; sleep 0.01; done' >/dev/null 2>&1 &); sleep 0.1; exit 0")
+	res := b.hostAgent("(setsid sh -c 'while :; do echo x >> " + file + "; sleep 0.01; done' >/dev/null 2>&1 &); while [ ! -s " + file + " ]; do sleep 0.01; done; exit 0")
 	if res.Status != runner.OK {
 		t.Errorf("end %+v", res)
 	}

@@ -339,10 +339,25 @@ func (a *attempt) upload(ctx context.Context, c *callState) error {
 		return nil
 	}
 	return a.fileCall(ctx, c, true, func(ctx context.Context, f Files, as sandbox.User) error {
+		body := interruptible(ctx, c.stdin.r)
+		defer func() { _ = body.Close() }()
+		c.stdin.r = body
 		var err error
 		c.res.Count, err = f.Untar(ctx, as, c.spec.Path, c.stdin, sandbox.TarLimits{})
 		return err
 	})
+}
+
+// interruptible reads from r until ctx is over, also while r itself is stuck with a client
+// that sends nothing. The goroutine ends with r, which its owner closes after the call.
+func interruptible(ctx context.Context, r io.Reader) io.ReadCloser {
+	pr, pw := io.Pipe()
+	go func() {
+		_, err := io.Copy(pw, r)
+		pw.CloseWithError(err)
+	}()
+	context.AfterFunc(ctx, func() { _ = pr.CloseWithError(context.Cause(ctx)) })
+	return pr
 }
 
 func (a *attempt) download(ctx context.Context, c *callState) error {
