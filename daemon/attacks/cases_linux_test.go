@@ -93,6 +93,7 @@ var kernel = []attack{
 	{id: "X-K16", does: "runs set-id programs, the world's and its own", run: "cp /bin/attack /tmp/s; chmod 6755 /tmp/s; stat -c %a /tmp/s", want: "6755", then: setID},
 	{id: "X-K17", does: "starts calls in directories of /proc", run: "ls /proc/self/fd | tr '\\n' ' '; cat /proc/1/environ 2>/dev/null | wc -c", want: "0 1 2 3 0", then: workingDirs},
 	{id: "X-K21", does: "looks for others and for the host", run: lookAround, want: "*", then: seesOnlyItself},
+	{id: "X-K23", does: "looks for capabilities to inherit", run: "grep -E 'CapInh|CapAmb|NoNewPrivs' /proc/self/status | tr '\\t' ' '", want: "CapInh: 0000000000000000\nCapAmb: 0000000000000000\nNoNewPrivs: 1"},
 	{id: "X-K22", does: "reads the flag by every way to the host's root", run: readFlag, want: "0"},
 }
 
