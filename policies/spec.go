@@ -23,7 +23,8 @@ var replaced = []string{"/proc", "/dev", "/sys"}
 // Spec is the lock-down for these limits. Memory in Linux.Resources is
 // MemoryBytes + DiskBytes, since the upper is a tmpfs charged to the sandbox. A mount of
 // type bind whose source equals its destination names a directory of the world itself
-// that stays writable under a read-only root.
+// that stays writable under a read-only root. All specs of a policy share one seccomp
+// profile: it is not to be changed.
 func (p *Policy) Spec(eff Limits, hostname, workdir string) (*specs.Spec, error) {
 	if !hostnameForm.MatchString(hostname) {
 		return nil, fmt.Errorf("hostname %q: want letters, digits, dots and dashes, at most 63", hostname)
@@ -40,7 +41,7 @@ func (p *Policy) Spec(eff Limits, hostname, workdir string) (*specs.Spec, error)
 		Linux: &specs.Linux{
 			Namespaces:    namespaces(),
 			Resources:     resources(eff),
-			Seccomp:       copySeccomp(p.seccomp),
+			Seccomp:       p.seccomp,
 			MaskedPaths:   slices.Clone(p.file.MaskedPaths),
 			ReadonlyPaths: slices.Clone(p.file.ReadonlyPaths),
 		},
@@ -125,23 +126,4 @@ func resources(eff Limits) *specs.LinuxResources {
 		Memory:  &specs.LinuxMemory{Limit: &memory, Swap: &swap},
 		Pids:    &specs.LinuxPids{Limit: &pids},
 	}
-}
-
-// copySeccomp lets a caller change its spec without changing the policy.
-func copySeccomp(s *specs.LinuxSeccomp) *specs.LinuxSeccomp {
-	c := *s
-	errno := *s.DefaultErrnoRet
-	c.DefaultErrnoRet = &errno
-	c.Architectures = slices.Clone(s.Architectures)
-	c.Syscalls = make([]specs.LinuxSyscall, len(s.Syscalls))
-	for i, call := range s.Syscalls {
-		call.Names = slices.Clone(call.Names)
-		call.Args = slices.Clone(call.Args)
-		if call.ErrnoRet != nil {
-			n := *call.ErrnoRet
-			call.ErrnoRet = &n
-		}
-		c.Syscalls[i] = call
-	}
-	return &c
 }

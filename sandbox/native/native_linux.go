@@ -57,7 +57,7 @@ type Launcher struct {
 	closed  bool
 	nextID  uint64
 	nextCPU int
-	filters map[string][]byte // by the profile's JSON
+	filters map[*specs.LinuxSeccomp][]byte
 
 	wg sync.WaitGroup
 }
@@ -105,7 +105,7 @@ func New(cfg Config) (*Launcher, error) {
 	if err := os.MkdirAll(stage, 0o700); err != nil {
 		return nil, err
 	}
-	l := &Launcher{cfg: cfg, tree: t, filters: map[string][]byte{}}
+	l := &Launcher{cfg: cfg, tree: t, filters: map[*specs.LinuxSeccomp][]byte{}}
 	l.info = sandbox.Info{Name: "native", UserNS: true, Cgroup: t.mode(), PTY: true, Freeze: t.unified != ""}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -377,17 +377,14 @@ func (l *Launcher) request(spec sandbox.Spec) (*request, []*os.File, error) {
 	return r, fds, nil
 }
 
-// filter compiles a seccomp profile once.
+// filter compiles a seccomp profile once. Specs of one policy share their profile, which
+// nobody changes, so its address names it.
 func (l *Launcher) filter(profile *specs.LinuxSeccomp) ([]byte, error) {
 	if profile == nil {
 		return nil, nil
 	}
-	key, err := json.Marshal(profile)
-	if err != nil {
-		return nil, err
-	}
 	l.mu.Lock()
-	b, ok := l.filters[string(key)]
+	b, ok := l.filters[profile]
 	l.mu.Unlock()
 	if ok {
 		return b, nil
@@ -404,7 +401,7 @@ func (l *Launcher) filter(profile *specs.LinuxSeccomp) ([]byte, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.filters) < 64 { // profiles come from policies, which are few
-		l.filters[string(key)] = b
+		l.filters[profile] = b
 	}
 	return b, nil
 }
