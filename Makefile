@@ -37,7 +37,7 @@ demo: build ## run the training loop of 64 episodes end to end and print what ha
 	@bin/paddock demo
 
 .PHONY: test
-test: build test-v2 test-race test-unit ## pass every test: some on cgroup v2, some with the race detector, then all of them
+test: build test-python test-v2 test-race test-unit ## pass every test: some on cgroup v2, some with the race detector, then all of them
 
 .PHONY: test-unit
 test-unit: guest ## all unit, contract and root tests on this host
@@ -48,6 +48,11 @@ test-unit: guest ## all unit, contract and root tests on this host
 test-race: guest ## the packages with most goroutines under the race detector (needs gcc)
 	@$(SETUP) test
 	@CGO_ENABLED=1 $(TMPFS) $(GO) test -race -timeout 15m $(RACE)
+
+.PHONY: test-python
+test-python: build ## the Python client against a real daemon: pytest, mypy, ruff, wheel
+	@$(SETUP) test python
+	@$(TMPFS) scripts/test-python.sh
 
 .PHONY: test-v2
 test-v2: build ## the sandbox's and the daemon's tests on kernel 6.1 with cgroup v2, in User-Mode Linux
