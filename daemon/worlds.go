@@ -168,7 +168,7 @@ func (s *Server) getPolicy(q *request, _ empty) (api.Policy, error) {
 		return api.Policy{}, err
 	}
 	out := wirePolicy(p)
-	spec, err := p.Spec(p.Defaults(), "paddock", "/work")
+	spec, err := p.Spec(p.Defaults(), "paddock", "/workdir")
 	if err != nil {
 		return api.Policy{}, err
 	}

@@ -258,8 +258,8 @@ func TestADirOnABaseKeepsTheBasesDirectories(t *testing.T) {
 	base, err := s.Build(t.Context(), overlay.Recipe{Busybox: true, Name: "base"}, nil)
 	must(t, err)
 	b, err := s.Build(t.Context(), overlay.Recipe{
-		Base: "base", Into: "/home/agent/work", Dir: tree(t, map[string]string{"doc": "text"}),
-		Config: overlay.Config{WorkingDir: "/home/agent/work"},
+		Base: "base", Into: "/home/agent/workdir", Dir: tree(t, map[string]string{"doc": "text"}),
+		Config: overlay.Config{WorkingDir: "/home/agent/workdir"},
 	}, nil)
 	must(t, err)
 	if b.World.Layers[0] != base.World.Layers[0] || len(b.World.Layers) != 2 || len(b.World.Config.Env) != len(base.World.Config.Env) {
@@ -268,8 +268,8 @@ func TestADirOnABaseKeepsTheBasesDirectories(t *testing.T) {
 	f, err := s.Fork(t.Context(), b.World.ID)
 	must(t, err)
 	defer f.Release()
-	out := mounted(t, f.Lowers(), t.TempDir(), `stat -c '%n %u %a' home home/agent home/agent/work tmp; cat home/agent/work/doc`)
-	if want := "home 0 755\nhome/agent 1000 755\nhome/agent/work 0 755\ntmp 0 1777\ntext"; out != want {
+	out := mounted(t, f.Lowers(), t.TempDir(), `stat -c '%n %u %a' home home/agent home/agent/workdir tmp; cat home/agent/workdir/doc`)
+	if want := "home 0 755\nhome/agent 1000 755\nhome/agent/workdir 0 755\ntmp 0 1777\ntext"; out != want {
 		t.Errorf("got %q, want %q", out, want)
 	}
 	if err := s.Remove(t.Context(), "base"); err != nil {

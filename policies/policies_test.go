@@ -65,7 +65,7 @@ func TestSpecIsTheGoldenOne(t *testing.T) {
 	t.Parallel()
 	for _, name := range mustLoad(t).Names() {
 		p := mustGet(t, name)
-		spec, err := p.Spec(p.Defaults(), "paddock", "/work")
+		spec, err := p.Spec(p.Defaults(), "paddock", "/workdir")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -339,8 +339,8 @@ func TestWritableDirectories(t *testing.T) {
 		policy, workdir string
 		want            []string
 	}{
-		{"default", "/work", []string{"/"}},
-		{"strict", "/work", []string{"/tmp", "/work"}},
+		{"default", "/workdir", []string{"/"}},
+		{"strict", "/workdir", []string{"/tmp", "/workdir"}},
 		{"strict", "/", []string{"/tmp"}},
 		{"strict", "/tmp", []string{"/tmp"}},
 		{"strict", "/tmp/x", []string{"/tmp"}},

@@ -56,7 +56,7 @@ func (b *bench) graderOf(script string) []runner.WeightedGrader {
 }
 
 // sayMark gives the verdict that the agent wrote into the file mark: never a good grader.
-const sayMark = `cat /work/dir/mark >&3`
+const sayMark = `cat /workdir/dir/mark >&3`
 
 func mark(reward string) string { return `echo '{"reward": ` + reward + `}' > mark` }
 

@@ -13,9 +13,9 @@ func TestACaptureIsReadBackAsItWasSaved(t *testing.T) {
 	dir := t.TempDir()
 	saved := overlay.Capture{
 		Changes: []overlay.Change{
-			{Path: "/work/a\nb\xff", Kind: overlay.Created, Type: "file", Size: 3, SHA256: "ab"},
-			{Path: "/work/link", Kind: overlay.Created, Type: "symlink", Target: "\xfe/x"},
-			{Path: "/work/other", Kind: overlay.Created, Type: "file", LinkedTo: "/work/a\nb\xff"},
+			{Path: "/workdir/a\nb\xff", Kind: overlay.Created, Type: "file", Size: 3, SHA256: "ab"},
+			{Path: "/workdir/link", Kind: overlay.Created, Type: "symlink", Target: "\xfe/x"},
+			{Path: "/workdir/other", Kind: overlay.Created, Type: "file", LinkedTo: "/workdir/a\nb\xff"},
 		},
 		State: "sha256:1", Bytes: 3, Rescorable: true,
 	}

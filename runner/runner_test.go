@@ -55,7 +55,7 @@ func newBench(t *testing.T, change ...func(*runner.Config)) *bench {
 		c(&b.cfg)
 	}
 	built, err := b.worlds.Build(t.Context(), overlay.Recipe{Busybox: true, Name: "base", Config: overlay.Config{
-		WorkingDir: "/work/dir",
+		WorkingDir: "/workdir/dir",
 		Tools:      []overlay.Tool{{Name: "args", Command: []string{"cat"}}},
 	}}, nil)
 	if err != nil {
@@ -193,8 +193,8 @@ func TestEpisodeFromCreateToFinish(t *testing.T) {
 	if res.Code == nil || *res.Code != 3 || string(res.Stdout.Head) != "out\n" || string(res.Stderr.Head) != "err\n" {
 		t.Errorf("exec = %+v", res)
 	}
-	if !slices.ContainsFunc(res.Changes, func(c runner.FileChange) bool { return c.Path == "/work/dir/f" && c.Kind == overlay.Created }) {
-		t.Errorf("changes = %+v, want /work/dir/f", res.Changes)
+	if !slices.ContainsFunc(res.Changes, func(c runner.FileChange) bool { return c.Path == "/workdir/dir/f" && c.Kind == overlay.Created }) {
+		t.Errorf("changes = %+v, want /workdir/dir/f", res.Changes)
 	}
 	if res := b.call(key, runner.CallSpec{Tool: "args", Args: json.RawMessage(`{"x":1}`)}); string(res.Stdout.Head) != `{"x":1}` {
 		t.Errorf("a world's tool got %q", res.Stdout.Head)
@@ -217,7 +217,7 @@ func TestEpisodeFromCreateToFinish(t *testing.T) {
 		t.Errorf("payload = %q, %v", got, err)
 	}
 	c, err := b.Changes(t.Context(), key, 1)
-	if err != nil || !slices.ContainsFunc(c.Changes, func(ch overlay.Change) bool { return ch.Path == "/work/dir/f" }) {
+	if err != nil || !slices.ContainsFunc(c.Changes, func(ch overlay.Change) bool { return ch.Path == "/workdir/dir/f" }) {
 		t.Errorf("Changes = %+v, %v", c.Changes, err)
 	}
 	rd, err := b.Trajectory(t.Context(), key, 1)

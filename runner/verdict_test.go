@@ -213,7 +213,7 @@ func TestGraderGuardsWhatItRunsOn(t *testing.T) {
 		{"/opt/check", "/bin/busybox"},
 	} {
 		g := GraderSpec{Command: []string{c.command}, Protected: []string{"/tests"}}
-		changes := []overlay.Change{{Path: c.changed, Kind: overlay.Modified}, {Path: "/tests/a", Kind: overlay.Created}, {Path: "/work/a", Kind: overlay.Created}}
+		changes := []overlay.Change{{Path: c.changed, Kind: overlay.Modified}, {Path: "/tests/a", Kind: overlay.Created}, {Path: "/workdir/a", Kind: overlay.Created}}
 		if got := tamperings(changes, g.guarded()); len(got) != 2 {
 			t.Errorf("%s with %s changed: %d tamperings, want that and /tests/a", c.command, c.changed, len(got))
 		}

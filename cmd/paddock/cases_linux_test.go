@@ -77,10 +77,10 @@ func TestUploadedRepositoryIsOfTheUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.must(t, "episode", "create", "git", "--id", "e")
-	if code, _, errs := h.paddock(t, &archive, "episode", "put", "e", "/work"); code != 0 {
+	if code, _, errs := h.paddock(t, &archive, "episode", "put", "e", "/workdir"); code != 0 {
 		t.Fatalf("put: %d %s", code, errs)
 	}
-	h.must(t, "episode", "call", "e", "--cwd", "/work", "--", "sh", "-c", "git status && git diff --cached")
+	h.must(t, "episode", "call", "e", "--cwd", "/workdir", "--", "sh", "-c", "git status && git diff --cached")
 }
 
 func copyInto(tb testing.TB, tree, from, to string) {

@@ -32,7 +32,7 @@ func worldBuild(c *cli) *cobra.Command {
 		Long: "Build a world. The same contents give the same world on any day and host, and a second build is a cache hit.\n\n" +
 			"  paddock world build --busybox --name busybox\n" +
 			"  paddock world build --debian bookworm --packages python3,git --name py\n" +
-			"  paddock world build ./repo --base py --into /work --workdir /work --name task-1",
+			"  paddock world build ./repo --base py --into /workdir --workdir /workdir --name task-1",
 		Args: args(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if debian != "" {

@@ -73,7 +73,7 @@ func PlayEpisode(ctx context.Context, client *api.Client, key api.Key) error {
 			break
 		}
 	}
-	if err := a.write(ctx, "/work/answer.txt", []byte(answer)); err != nil {
+	if err := a.write(ctx, "/workdir/answer.txt", []byte(answer)); err != nil {
 		return err
 	}
 	if !untidy(ep.SampleSeed) {

@@ -107,7 +107,7 @@ func (l *loop) checkAgain(ctx context.Context, s seen, byID map[string]api.Batch
 		return fmt.Errorf("episode %s: no score by the second grader: %+v", s.id, r)
 	}
 	want := 1.0
-	if s.left("/work/scratch.tmp") {
+	if s.left("/workdir/scratch.tmp") {
 		want = 0
 	}
 	if *r.Reward != want {

@@ -157,10 +157,10 @@ func (s seen) check() error {
 	if graded, _ := s.metric("turns"); int(graded) != turns {
 		fault("read %d documents, but its grader counted %v", turns, graded)
 	}
-	if tidy, ok := s.metric("tidy"); !ok || (tidy == 1) == s.left("/work/scratch.tmp") {
-		fault("left scratch.tmp: %v, but its grader's metric tidy is %v", s.left("/work/scratch.tmp"), tidy)
+	if tidy, ok := s.metric("tidy"); !ok || (tidy == 1) == s.left("/workdir/scratch.tmp") {
+		fault("left scratch.tmp: %v, but its grader's metric tidy is %v", s.left("/workdir/scratch.tmp"), tidy)
 	}
-	if !s.left("/work/answer.txt") {
+	if !s.left("/workdir/answer.txt") {
 		fault("its capture has no answer.txt")
 	}
 	if n := bytes.Count(s.payload, []byte("\n")); n != turns {

@@ -120,7 +120,7 @@ func (l *loop) buildWorlds(ctx context.Context) error {
 		}
 		built, err := l.Client.BuildWorld(ctx, api.Recipe{
 			Base: base.World.ID, Dir: dir, Name: "demo-" + f.Name,
-			Config: api.WorldConfig{WorkingDir: "/work"},
+			Config: api.WorldConfig{WorkingDir: "/workdir"},
 		}, nil)
 		if err != nil {
 			return err

@@ -50,7 +50,7 @@ func worldRow(f Folder, all []seen) tally {
 		if readHolder {
 			w.found++
 		}
-		if s.left("/work/scratch.tmp") {
+		if s.left("/workdir/scratch.tmp") {
 			w.untidy++
 		}
 		if len(s.attempts) > 1 {

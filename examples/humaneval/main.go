@@ -75,7 +75,7 @@ func buildWorld(ctx context.Context, client *api.Client) (id string, err error) 
 		return "", err
 	}
 	built, err := client.BuildWorld(ctx, api.Recipe{
-		Base: base.World.ID, Dir: dir, Name: "humaneval", Config: api.WorldConfig{WorkingDir: "/work"},
+		Base: base.World.ID, Dir: dir, Name: "humaneval", Config: api.WorldConfig{WorkingDir: "/workdir"},
 	}, nil)
 	return built.World.ID, err
 }
@@ -138,7 +138,7 @@ func manifest(v variant, problems []problem, world, grader string) api.BatchSpec
 		spec.Episodes = append(spec.Episodes, api.BatchEpisode{
 			EpisodeSpec: api.EpisodeSpec{ID: p.TaskID, Task: p.TaskID, World: world, Graders: []api.WeightedGrader{{Grader: grader}}, Retries: 1},
 			Agent: api.AgentSpec{Calls: []api.CallSpec{
-				{Tool: "write_file", Path: "/work/solution.py", Content: []byte(p.Prompt + v.body(p)), Mode: 0o644},
+				{Tool: "write_file", Path: "/workdir/solution.py", Content: []byte(p.Prompt + v.body(p)), Mode: 0o644},
 			}},
 		})
 	}

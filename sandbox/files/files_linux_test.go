@@ -64,7 +64,7 @@ func overlayFixture(tb testing.TB, lower func(dir string)) fixture {
 	tb.Helper()
 	need.Root(tb)
 	base := need.Tmpfs(tb)
-	for _, d := range []string{"lower", "upper", "work"} {
+	for _, d := range []string{"lower", "upper", "workdir"} {
 		if err := os.Mkdir(filepath.Join(base, d), 0o755); err != nil {
 			tb.Fatal(err)
 		}
@@ -74,7 +74,7 @@ func overlayFixture(tb testing.TB, lower func(dir string)) fixture {
 	shift(filepath.Join(base, "lower"))
 	shift(filepath.Join(base, "upper"))
 	fd := detached(tb, "overlay", map[string]string{
-		"lowerdir": filepath.Join(base, "lower"), "upperdir": filepath.Join(base, "upper"), "workdir": filepath.Join(base, "work"),
+		"lowerdir": filepath.Join(base, "lower"), "upperdir": filepath.Join(base, "upper"), "workdir": filepath.Join(base, "workdir"),
 		"redirect_dir": "nofollow", "metacopy": "off", "index": "off",
 	})
 	return fixture{New(fd, testIDs), fmt.Sprintf("/proc/self/fd/%d", fd.Fd())}
@@ -697,26 +697,26 @@ func TestReadOnlyTreeIsWritableInItsDirectoriesOnly(t *testing.T) {
 	f := newFixture(t)
 	f.put(t, "etc/", "", 0o777, 0)
 	f.put(t, "tmp/", "", 0o777, 0)
-	f.put(t, "work/", "", 0o777, 0)
-	f.put(t, "work/sub/", "", 0o777, 0)
+	f.put(t, "workdir/", "", 0o777, 0)
+	f.put(t, "workdir/sub/", "", 0o777, 0)
 	f.put(t, "etc/f", "x", 0o666, 0)
-	for link, target := range map[string]string{"work/out": "/etc", "work/outfile": "/etc/f", "etc/in": "/tmp"} {
+	for link, target := range map[string]string{"workdir/out": "/etc", "workdir/outfile": "/etc/f", "etc/in": "/tmp"} {
 		if err := os.Symlink(target, filepath.Join(f.dir, link)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	f.Tree = NewReadOnly(f.root, testIDs, []string{"/tmp", "/work", "/nosuch"})
+	f.Tree = NewReadOnly(f.root, testIDs, []string{"/tmp", "/workdir", "/nosuch"})
 	for path, want := range map[string]string{
-		"/work/a": "", "/work/sub/a": "", "/tmp/a": "", "/etc/in/b": "",
-		"/a": "read_only", "/etc/a": "read_only", "/etc/f": "read_only", "/work/out/a": "read_only",
-		"/work/outfile": "read_only", "/work/../a": "read_only", "/work/sub/../../etc/a": "read_only",
+		"/workdir/a": "", "/workdir/sub/a": "", "/tmp/a": "", "/etc/in/b": "",
+		"/a": "read_only", "/etc/a": "read_only", "/etc/f": "read_only", "/workdir/out/a": "read_only",
+		"/workdir/outfile": "read_only", "/workdir/../a": "read_only", "/workdir/sub/../../etc/a": "read_only",
 	} {
 		wantKind(t, "write "+path, f.write(root, path, "x"), want)
 	}
-	for path, want := range map[string]string{"/etc/f": "read_only", "/work": "read_only", "/work/sub": "", "/work/out": ""} {
+	for path, want := range map[string]string{"/etc/f": "read_only", "/workdir": "read_only", "/workdir/sub": "", "/workdir/out": ""} {
 		wantKind(t, "remove "+path, f.Remove(t.Context(), root, path), want)
 	}
-	for dir, want := range map[string]string{"/work/x": "", "/etc": "read_only", "/new/x": "read_only", "/": "read_only"} {
+	for dir, want := range map[string]string{"/workdir/x": "", "/etc": "read_only", "/new/x": "read_only", "/": "read_only"} {
 		_, err := f.Untar(t.Context(), root, dir, tarOf(t, entry{name: "d/f", body: "x"}), sandbox.TarLimits{})
 		wantKind(t, "untar into "+dir, err, want)
 	}
@@ -734,16 +734,16 @@ func TestTreeFollowsTheSpec(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		spec, err := p.Spec(p.Defaults(), "h", "/work")
+		spec, err := p.Spec(p.Defaults(), "h", "/workdir")
 		if err != nil {
 			t.Fatal(err)
 		}
 		f := newFixture(t)
-		f.put(t, "work/", "", 0o755, 1000)
+		f.put(t, "workdir/", "", 0o755, 1000)
 		f.put(t, "tmp/", "", 0o1777, 0)
 		f.put(t, "home/", "", 0o755, 1000)
 		f.Tree = ForSpec(f.root, testIDs, spec)
-		for _, dir := range []string{"/work", "/tmp"} {
+		for _, dir := range []string{"/workdir", "/tmp"} {
 			wantKind(t, policy+": write into "+dir, f.write(user, dir+"/f", "x"), "")
 		}
 		wantKind(t, policy+": write into /home", f.write(user, "/home/f", "x"), kind)
@@ -824,23 +824,23 @@ func TestListIsBoundedAndSorted(t *testing.T) {
 func TestRemoveRefusesWhatTheSandboxHasMountsOn(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	for _, d := range []string{"proc/", "dev/", "sys/", "etc/", "work/", "work/proc/"} {
+	for _, d := range []string{"proc/", "dev/", "sys/", "etc/", "workdir/", "workdir/proc/"} {
 		f.put(t, d, "", 0o755, 0)
 	}
 	f.put(t, "etc/hosts", "x", 0o644, 0)
 	if err := os.Symlink("/", filepath.Join(f.dir, "here")); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"/proc", "//proc/", "/work/../dev", "/here/sys", "/etc"} {
+	for _, name := range []string{"/proc", "//proc/", "/workdir/../dev", "/here/sys", "/etc"} {
 		wantKind(t, "remove "+name, f.Remove(t.Context(), root, name), "busy")
 		if _, err := os.Stat(filepath.Join(f.dir, filepath.Base(name))); err != nil {
 			t.Errorf("%s is gone: %v", name, err)
 		}
 	}
-	strict := NewReadOnly(f.root, testIDs, []string{"/", "/work"})
-	wantKind(t, "remove the writable directory", strict.Remove(t.Context(), root, "/work"), "busy")
+	strict := NewReadOnly(f.root, testIDs, []string{"/", "/workdir"})
+	wantKind(t, "remove the writable directory", strict.Remove(t.Context(), root, "/workdir"), "busy")
 	// Below a directory of the agent's own these names are ordinary.
-	if err := f.Remove(t.Context(), root, "/work/proc"); err != nil {
+	if err := f.Remove(t.Context(), root, "/workdir/proc"); err != nil {
 		t.Error(err)
 	}
 }

@@ -11,12 +11,12 @@ turns=$(grep -c '"tool":"read_file"' "$PADDOCK_INPUTS/trajectory.jsonl" || true)
 
 # What a grader reads of the end state is the agent's: a link or a device is no answer.
 found=0
-if [ -f /work/answer.txt ] && [ ! -L /work/answer.txt ]; then
-	got=$(head -c 1000 /work/answer.txt | sha256sum | cut -d' ' -f1)
+if [ -f /workdir/answer.txt ] && [ ! -L /workdir/answer.txt ]; then
+	got=$(head -c 1000 /workdir/answer.txt | sha256sum | cut -d' ' -f1)
 	if [ "$got" = "$want" ]; then found=1; fi
 fi
 tidy=1
-if grep -q '"path":"/work/scratch.tmp"' "$PADDOCK_INPUTS/capture.json"; then tidy=0; fi
+if grep -q '"path":"/workdir/scratch.tmp"' "$PADDOCK_INPUTS/capture.json"; then tidy=0; fi
 
 reward=$(awk -v f="$found" -v n="$turns" -v m="$most" -v t="$tidy" \
 	'BEGIN { r = f * (1 - 0.5 * (n - 1) / m) - 0.1 * (1 - t); printf "%.4f", r < 0 ? 0 : r }')

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 
-SOLUTION = "/work/solution.py"
+SOLUTION = "/workdir/solution.py"
 SECONDS = 20
 LONGEST_REPLY = 1 << 20
 PR_SET_DUMPABLE = 4
