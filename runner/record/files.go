@@ -249,9 +249,13 @@ func (r *Record) DeleteEpisode(ctx context.Context, key runner.Key) error {
 		return err
 	}
 	args := []any{key.Owner, key.Run, key.ID}
-	for _, table := range []string{"payloads", "attempts"} {
-		err := r.do(ctx, runner.Written, write{
-			query: "DELETE FROM " + table + " WHERE owner = ? AND run = ? AND id = ?", args: args,
+	// Writes are done in order, so to wait for the last is to wait for both.
+	for _, table := range []struct {
+		name string
+		d    runner.Durability
+	}{{"payloads", runner.Lazy}, {"attempts", runner.Written}} {
+		err := r.do(ctx, table.d, write{
+			query: "DELETE FROM " + table.name + " WHERE owner = ? AND run = ? AND id = ?", args: args,
 		})
 		if err != nil {
 			return err
