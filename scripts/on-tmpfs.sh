@@ -30,5 +30,6 @@ if [ -z "$base" ]; then
 fi
 # A short name: the path of a unix socket below it has at most 107 bytes.
 dir=$(mktemp -d "$base/paddock.XXXXXX")
+chmod 711 "$dir" # tests connect as other users to sockets below it
 trap 'rm -rf --one-file-system "$dir"' EXIT
 TMPDIR=$dir "$@"
