@@ -563,7 +563,7 @@ func fill(r io.Reader, b []byte) (n int, end bool, err error) {
 	for n < len(b) {
 		m, err := r.Read(b[n:])
 		n += m
-		if err == io.EOF { //nolint:errorlint // an io.Reader returns it bare; wrapped, it is a failure
+		if err == io.EOF { // an io.Reader returns it bare; wrapped, it is a failure
 			return n, true, nil
 		}
 		if err != nil {
