@@ -134,6 +134,9 @@ func (a *attempt) checkCall(c *callState) error {
 	if c.io.Stdin != nil && len(s.Stdin) > 0 {
 		return badField("stdin", "is given twice")
 	}
+	if err := checkFields(s, c.tool != nil); err != nil {
+		return err
+	}
 	return checkTool(s)
 }
 
@@ -144,9 +147,6 @@ func checkTool(s *CallSpec) error {
 	case "read_file", "write_file", "list_dir", "stat", "remove", "upload", "download":
 		if s.Path == "" {
 			return badField("path", "is missing")
-		}
-		if s.Offset < 0 {
-			return badField("offset", "%d is negative", s.Offset)
 		}
 	case "session":
 		if s.Session == "" {

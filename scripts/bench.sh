@@ -13,7 +13,7 @@ cleanup() {
 		kill "$pid" 2>/dev/null || true
 		wait "$pid" 2>/dev/null || true
 	fi
-	find /sys/fs/cgroup -maxdepth 2 -type d -name "$parent" -exec rmdir {} + 2>/dev/null || true
+	find /sys/fs/cgroup -depth -type d -path "*/$parent*" -exec rmdir {} \; 2>/dev/null || true
 	rm -rf "$work" || true
 }
 trap cleanup EXIT
