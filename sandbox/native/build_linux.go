@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -407,12 +408,19 @@ func awaitReady(c *conn) error {
 	return nil
 }
 
+// guestScores tell the OOM killer whom to take first when the host is out of memory. They
+// belong to PID 1's user, which under some policies is the agent's: raised, they would make
+// it the host's victim, and its sample null.
+var guestScores = []string{
+	"/proc/1/oom_adj", "/proc/1/oom_score_adj", "/proc/1/task/1/oom_adj", "/proc/1/task/1/oom_score_adj",
+}
+
 // setupFrame is pure: what the guest is asked, from the spec.
 func setupFrame(r *request) *guest.SetupFrame {
 	oci := r.OCI
 	f := &guest.SetupFrame{
 		KeepCaps: capabilityMask(oci), Hostname: oci.Hostname, ShmBytes: "65536k",
-		Flags: guest.WithPTS, Masked: oci.Linux.MaskedPaths, ReadOnly: oci.Linux.ReadonlyPaths,
+		Flags: guest.WithPTS, Masked: oci.Linux.MaskedPaths, ReadOnly: slices.Concat(oci.Linux.ReadonlyPaths, guestScores),
 		Etc: etcFiles, Filters: r.Filters,
 	}
 	if oci.Root != nil && oci.Root.Readonly {

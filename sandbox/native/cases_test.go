@@ -425,3 +425,19 @@ func TestProbe(t *testing.T) {
 		})
 	}
 }
+
+// A sandbox cannot offer itself to the host's OOM killer: that end would be the platform's.
+func TestInitsOOMScoreStays(t *testing.T) {
+	s := start(t, newLauncher(t), "default", small)
+	for _, file := range []string{"oom_score_adj", "oom_adj", "task/1/oom_score_adj", "task/1/oom_adj"} {
+		before := run(t, s, script("cat /proc/1/"+file)).out
+		r := run(t, s, script("echo 10 >/proc/1/"+file))
+		if code(r) == 0 || !strings.Contains(r.err, "Read-only file system") {
+			t.Errorf("%s: code %d err %q, want a read-only file", file, code(r), r.err)
+		}
+		if after := run(t, s, script("cat /proc/1/"+file)).out; after != before || after == "" {
+			t.Errorf("%s was %q and is %q", file, before, after)
+		}
+	}
+	mustWork(t, s)
+}
