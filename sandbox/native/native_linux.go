@@ -305,6 +305,7 @@ func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a st
 	}
 	p.hold(r.ID, s)
 	s.wg.Go(s.listen)
+	s.wg.Go(s.slots.ahead)
 	return s, nil
 }
 

@@ -49,14 +49,32 @@ func (s *slots) acquire() (*slot, error) {
 		}
 	}
 	if sl == nil {
-		sl = &slot{tree: s.tree, path: s.name + "/c/" + strconv.Itoa(s.next)}
-		s.next++
+		sl = s.newLocked()
 	}
 	s.mu.Unlock()
 	if err := sl.prepare(); err != nil {
 		return nil, err
 	}
 	return sl, nil
+}
+
+// ahead makes the first slot while the caller is still being told that the sandbox is
+// there. A call that comes sooner makes one of its own; a slot that cannot be made here is
+// made, or fails, in a call.
+func (s *slots) ahead() {
+	s.mu.Lock()
+	sl := s.newLocked()
+	s.mu.Unlock()
+	if sl.make() == nil {
+		sl.rest(0, 0)
+	}
+	s.release(sl)
+}
+
+func (s *slots) newLocked() *slot {
+	sl := &slot{tree: s.tree, path: s.name + "/c/" + strconv.Itoa(s.next)}
+	s.next++
+	return sl
 }
 
 // release gives a slot back; processes may still live in it.
