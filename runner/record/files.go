@@ -245,8 +245,16 @@ func (r *Record) Payload(ctx context.Context, key runner.Key, n int) ([]byte, er
 
 // DeleteEpisode removes every attempt and all files of it.
 func (r *Record) DeleteEpisode(ctx context.Context, key runner.Key) error {
-	if _, _, err := r.Attempts(ctx, key); err != nil {
+	known := false
+	err := r.each(ctx, func(*sql.Rows) error {
+		known = true
+		return nil
+	}, "SELECT 1 FROM attempts WHERE owner = ? AND run = ? AND id = ? LIMIT 1", key.Owner, key.Run, key.ID)
+	if err != nil {
 		return err
+	}
+	if !known {
+		return missing("no episode %q in run %q", key.ID, key.Run)
 	}
 	args := []any{key.Owner, key.Run, key.ID}
 	// Writes are done in order, so to wait for the last is to wait for both.
