@@ -25,7 +25,10 @@ func (r *Runner) act(ctx context.Context, a *attempt, agent *AgentSpec, stopEnd 
 	default:
 		err = r.makeCalls(ctx, a, agent)
 	}
-	if err != nil && KindOf(err) != KindEpisodeEnded && KindOf(err) != KindSuperseded {
+	switch {
+	case ctx.Err() != nil:
+		a.ask(stopEnd()) // the hook may still be on its way
+	case err != nil && KindOf(err) != KindEpisodeEnded && KindOf(err) != KindSuperseded:
 		a.ask(End{Status: Errored, Cause: Client, Step: "rollout", Evidence: []string{cut(err.Error())}})
 	}
 	<-a.over // an attempt that was asked to end does, within its own bounds
@@ -37,6 +40,9 @@ func (r *Runner) makeCalls(ctx context.Context, a *attempt, agent *AgentSpec) er
 		c.Attempt = a.n
 		if _, err := r.Call(ctx, a.key, c, CallIO{}); err != nil {
 			return err
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx) // it was cut short: what it returned is no end of the agent's
 		}
 	}
 	_, err := r.Finish(ctx, a.key, FinishSpec{Attempt: a.n, Answer: agent.Answer})
@@ -55,6 +61,9 @@ func (r *Runner) runCommand(ctx context.Context, a *attempt, agent *AgentSpec) e
 		c.TimeoutS = min(a.plan.Budgets.AgentS+callSlack, maxSeconds)
 	}
 	res, err := r.Call(ctx, a.key, c, CallIO{})
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx) // as in makeCalls
+	}
 	if err != nil {
 		return err
 	}
