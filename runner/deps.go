@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"io"
+	"net"
 	"os"
 
 	"github.com/paddock-run/paddock/overlay"
@@ -30,6 +31,8 @@ type Sandbox interface {
 	Freeze(ctx context.Context, frozen bool) error
 	// Usage is what the sandbox has used so far.
 	Usage(ctx context.Context) (sandbox.Usage, error)
+	// Listeners are the sockets of Spec.Listen, in that order; Close closes them.
+	Listeners() []net.Listener
 	Ending
 }
 

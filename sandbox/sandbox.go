@@ -30,7 +30,13 @@ type Spec struct {
 	// paths, rlimits, hostname, and Linux.Resources with the memory, cpu and pids limits.
 	// Launchers take limits from nowhere else.
 	OCI *specs.Spec
+	// Listen are TCP ports of the sandbox's own 127.0.0.1, at most MaxListen and each once,
+	// that are opened before any program runs; who started the sandbox serves them.
+	Listen []uint16
 }
+
+// MaxListen bounds Spec.Listen.
+const MaxListen = 32
 
 // Root describes an overlay mount.
 type Root struct {

@@ -3,12 +3,14 @@
 package contract
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -20,7 +22,7 @@ import (
 )
 
 // LauncherUnderTest is a launcher with a way to ask it for sandboxes. The world has true,
-// false, echo, cat, sleep and sh under PATH, a directory /tmp that all may write, and a
+// false, echo, cat, sleep, nc and sh under PATH, a directory /tmp that all may write, and a
 // file /etc/passwd.
 type LauncherUnderTest struct {
 	Launcher runner.Launcher
@@ -45,6 +47,7 @@ func Launcher(t *testing.T, l LauncherUnderTest) {
 		})
 	}
 	t.Run("TwoSandboxesAreApart", func(t *testing.T) { twoSandboxes(t, l) })
+	t.Run("ListenersAreInside", func(t *testing.T) { listenersAreInside(t, l) })
 }
 
 var launcherCases = []struct {
@@ -547,4 +550,58 @@ func twoSandboxes(t *testing.T, l LauncherUnderTest) {
 		t.Error(err)
 	}
 	wantCode(t, run(ctx, t, b, command("true")), 0)
+}
+
+// listenersAreInside holds that a port of Spec.Listen is the sandbox's own loopback's, open
+// before its first program, and that the same port of two sandboxes is two.
+func listenersAreInside(t *testing.T, l LauncherUnderTest) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	names := []string{"ct-listens-a", "ct-listens-b"}
+	for _, name := range names {
+		spec := l.Spec(t, name)
+		spec.Listen = []uint16{4100, 4101}
+		sb, err := l.Launcher.Start(ctx, spec)
+		if err != nil {
+			t.Fatalf("Start: %v", err)
+		}
+		t.Cleanup(func() { _ = sb.Close() })
+		all := sb.Listeners()
+		if len(all) != 2 {
+			t.Fatalf("Listeners() = %d, want 2", len(all))
+		}
+		answer := func(l net.Listener, text string) {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			line, _ := bufio.NewReader(c).ReadString('\n')
+			_, _ = fmt.Fprintf(c, "%s heard %s", text, line)
+			_ = c.Close()
+		}
+		go answer(all[0], name+" first")
+		go answer(all[1], name+" second")
+		for port, which := range map[string]string{"4100": "first", "4101": "second"} {
+			cmd := command("nc", "127.0.0.1", port)
+			cmd.Stdin = strings.NewReader("hello\n")
+			if got, want := run(ctx, t, sb, cmd).out, name+" "+which+" heard hello\n"; got != want {
+				t.Errorf("port %s said %q, want %q", port, got, want)
+			}
+		}
+		if err := sb.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		if _, err := all[0].Accept(); err == nil {
+			t.Error("a listener outlived its sandbox")
+		}
+	}
+	spec := l.Spec(t, "ct-listens-c")
+	sb, err := l.Launcher.Start(ctx, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sb.Close() }()
+	if n := len(sb.Listeners()); n != 0 {
+		t.Errorf("a sandbox that asked for none has %d listeners", n)
+	}
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -87,9 +89,39 @@ func (l *Launcher) Start(ctx context.Context, spec sandbox.Spec) (runner.Sandbox
 		}
 		s.tree.lowers = append(s.tree.lowers, p)
 	}
+	if err := s.listen(ctx, spec.Listen); err != nil {
+		return nil, errors.Join(err, upper.Close(), os.RemoveAll(dir))
+	}
 	l.live[spec.Name] = s
 	return s, nil
 }
+
+// listen opens ports of the host's loopback, whichever are free, in place of the sandbox's.
+func (s *Sandbox) listen(ctx context.Context, ports []uint16) error {
+	s.ports = map[string]string{}
+	var lc net.ListenConfig
+	for _, port := range ports {
+		l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+		if err != nil {
+			return errors.Join(err, s.closeListeners())
+		}
+		s.listeners = append(s.listeners, l)
+		s.ports[strconv.Itoa(int(port))] = l.Addr().String()
+	}
+	return nil
+}
+
+func (s *Sandbox) closeListeners() error {
+	for _, l := range s.listeners {
+		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Listeners are the sockets that nc reaches.
+func (s *Sandbox) Listeners() []net.Listener { return s.listeners }
 
 // Sandbox is a fake sandbox.
 type Sandbox struct {
@@ -98,6 +130,9 @@ type Sandbox struct {
 	upper *os.File
 	tree  *tree
 	done  chan struct{}
+	// ports are the addresses of the listeners by the port that the sandbox sees.
+	listeners []net.Listener
+	ports     map[string]string
 
 	mu     sync.Mutex
 	fate   sandbox.Fate
@@ -190,7 +225,7 @@ func (s *Sandbox) Close() error {
 	s.l.mu.Lock()
 	delete(s.l.live, s.name)
 	s.l.mu.Unlock()
-	return errors.Join(s.upper.Close(), os.RemoveAll(s.tree.upper))
+	return errors.Join(s.closeListeners(), s.upper.Close(), os.RemoveAll(s.tree.upper))
 }
 
 // process is a goroutine that runs a script; its children are goroutines too.
@@ -274,7 +309,7 @@ func (p *process) main() {
 	p.end <- exit
 }
 
-var programs = map[string]bool{"true": true, "false": true, "echo": true, "cat": true, "sleep": true, "sh": true, "/bin/sh": true}
+var programs = map[string]bool{"true": true, "false": true, "echo": true, "cat": true, "sleep": true, "nc": true, "sh": true, "/bin/sh": true}
 
 func (p *process) startFailure() *sandbox.StartFailure {
 	p.s.tree.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"path"
 	"strconv"
 	"strings"
@@ -13,7 +14,7 @@ import (
 )
 
 // shell runs scripts of simple commands separated by ; or & with quotes, variables and
-// the redirections >FILE, >>FILE, >&2, >&3. It knows echo, cat, sleep, exit, kill -9 $$, pwd, rm,
+// the redirections >FILE, >>FILE, >&2, >&3. It knows echo, cat, sleep, nc, exit, kill -9 $$, pwd, rm,
 // true and false; there are no pipes, loops or conditions.
 type shell struct {
 	p        *process
@@ -233,6 +234,8 @@ func (sh *shell) simple(args []string) (code, sig int) {
 		return sh.rm(args[1:]), 0
 	case "sleep":
 		return sh.sleep(args[1:]), 0
+	case "nc":
+		return sh.nc(args[1:]), 0
 	default:
 		_, _ = fmt.Fprintf(sh.err, "sh: %s: not found\n", args[0])
 		return 127, 0
@@ -261,6 +264,29 @@ func (sh *shell) rm(files []string) int {
 			_, _ = fmt.Fprintf(sh.err, "rm: %v\n", err)
 			return 1
 		}
+	}
+	return 0
+}
+
+// nc sends standard input to a listener of the sandbox and prints what it answers.
+func (sh *shell) nc(args []string) int {
+	if len(args) != 2 {
+		return 1
+	}
+	var d net.Dialer
+	c, err := d.DialContext(context.Background(), "tcp", sh.p.s.ports[args[1]])
+	if err != nil {
+		_, _ = fmt.Fprintf(sh.err, "nc: %v\n", err)
+		return 1
+	}
+	defer func() { _ = c.Close() }()
+	if sh.p.cmd.Stdin != nil {
+		if _, err := io.Copy(c, sh.p.cmd.Stdin); err != nil {
+			return 1
+		}
+	}
+	if _, err := io.Copy(sh.out, c); err != nil {
+		return 1
 	}
 	return 0
 }

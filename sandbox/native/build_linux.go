@@ -37,12 +37,14 @@ type building struct {
 	root      *os.File
 	rootClone *os.File
 	// attached: the upper's tmpfs has a place in the launcher's mount namespace.
-	attached bool
+	attached  bool
+	listeners []*os.File
 }
 
 func (b *building) close() {
 	closeAll([]*os.File{b.pidfd, b.socket, b.guestEnd, b.userns, b.pool, b.upper, b.work, b.root, b.rootClone})
 	closeAll(b.lowers)
+	closeAll(b.listeners)
 }
 
 // build makes a sandbox whose guest is ready. The order is the kernel's: the user
@@ -57,6 +59,7 @@ func (l *launcher) build(r *request, given []*os.File) (*building, error) {
 		undo.Step{Name: "lowers", Do: b.openLowers},
 		undo.Step{Name: "overlay", Do: b.makeRoot},
 		undo.Step{Name: "set up guest", Do: b.setUp},
+		undo.Step{Name: "listen inside", Do: b.listen},
 	)
 	if err != nil {
 		l.release(r.ID)

@@ -167,7 +167,8 @@ func (l *launcher) serve(r *request, files []*os.File) {
 		_ = l.daemon.send(reply{ID: r.ID, Error: err.Error()})
 		return
 	}
-	_ = l.daemon.send(reply{ID: r.ID, Pid: b.pid, Attached: b.attached}, b.rootClone, b.upper, b.pidfd, b.pool, b.socket)
+	files = append([]*os.File{b.rootClone, b.upper, b.pidfd, b.pool, b.socket}, b.listeners...)
+	_ = l.daemon.send(reply{ID: r.ID, Pid: b.pid, Attached: b.attached}, files...)
 	b.close()
 	l.note(b.pid, r.ID)
 }

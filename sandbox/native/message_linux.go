@@ -31,6 +31,8 @@ type request struct {
 	// Filters are compiled seccomp programs.
 	Filters [][]byte
 	CPUs    []int
+	// Listen are the ports of sandbox.Spec.
+	Listen []uint16 `json:",omitempty"`
 }
 
 type lower struct {
@@ -39,8 +41,8 @@ type lower struct {
 	Shifted bool   `json:",omitempty"`
 }
 
-// reply answers a request (Started: root, upper, pidfd, the upper's mount and the guest's
-// socket go along) or tells that a guest is gone.
+// reply answers a request (Started: root, upper, pidfd, the upper's mount, the guest's
+// socket and the listeners go along) or tells that a guest is gone.
 type reply struct {
 	ID    uint64
 	Error string `json:",omitempty"`

@@ -282,14 +282,20 @@ func (l *Launcher) abandon(p *launcherProcess, r *request, spec sandbox.Spec, an
 }
 
 func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a started) (*Sandbox, error) {
-	if len(a.files) != 5 {
+	if want := 5 + len(spec.Listen); len(a.files) != want {
 		closeAll(a.files)
-		return nil, fmt.Errorf("launcher sent %d descriptors, want 5", len(a.files))
+		return nil, fmt.Errorf("launcher sent %d descriptors, want %d", len(a.files), want)
+	}
+	listeners, err := listenersOf(a.files[5:])
+	if err != nil {
+		closeAll(a.files[:5])
+		return nil, err
 	}
 	socket := a.files[4]
 	c, err := newConn(dup(socket))
 	_ = socket.Close()
 	if err != nil {
+		closeListeners(listeners)
 		closeAll(a.files[:4])
 		return nil, err
 	}
@@ -297,7 +303,7 @@ func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a st
 		l: l, name: spec.Name, ids: spec.IDs, oci: spec.OCI,
 		root: a.files[0], upper: a.files[1], pidfd: a.files[2], pool: a.files[3], guest: c,
 		slots: &slots{tree: l.tree, name: spec.Name}, done: make(chan struct{}), calls: map[uint32]*process{},
-		rlimits: rlimits(spec.OCI),
+		rlimits: rlimits(spec.OCI), listeners: listeners,
 	}
 	s.files = files.ForSpec(s.root, spec.IDs, spec.OCI)
 	if a.Attached {
@@ -341,11 +347,11 @@ func check(spec sandbox.Spec) error {
 	case spec.Root.Upper.Bytes <= 0 || spec.Root.Upper.Inodes <= 0:
 		return errors.New("sandbox without a disk limit")
 	}
-	return nil
+	return checkListen(spec.Listen)
 }
 
 func (l *Launcher) request(spec sandbox.Spec) (*request, []*os.File, error) {
-	r := &request{Name: spec.Name, IDs: spec.IDs, Upper: spec.Root.Upper}
+	r := &request{Name: spec.Name, IDs: spec.IDs, Upper: spec.Root.Upper, Listen: spec.Listen}
 	var fds []*os.File
 	for _, lo := range spec.Root.Lowers {
 		r.Lowers = append(r.Lowers, lower{Path: lo.Path, FD: lo.Dir != nil, Shifted: lo.Shifted})

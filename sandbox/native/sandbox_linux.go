@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -35,6 +36,8 @@ type Sandbox struct {
 	files   *files.Tree
 	slots   *slots
 	rlimits []guest.Rlimit
+	// listeners are in the sandbox's network namespace.
+	listeners []net.Listener
 	// release gives up what the launcher holds for the upper; nil when it holds nothing.
 	release func() error
 
@@ -304,6 +307,7 @@ func (s *Sandbox) Close() error {
 		defer cancel()
 		err := s.Stop(ctx)
 		_ = s.guest.uc.Close()
+		closeListeners(s.listeners)
 		s.wg.Wait()
 		closeAll([]*os.File{s.root, s.upper, s.pool, s.pidfd})
 		if s.release != nil {
