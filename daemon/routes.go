@@ -50,7 +50,7 @@ func worldRoutes() []route {
 		typed("GET", worldPath, "getWorld", "A world by id, unique prefix or name", (*Server).getWorld, draining, missing),
 		typed("DELETE", worldPath, "removeWorld", "Remove a world that nothing uses", (*Server).removeWorld, missing, may(api.InUse)),
 		raw("GET", worldPath+"/export", "exportWorld", "The world as an OCI image layout tar", (*Server).exportWorld, draining,
-			gives(nil, api.MediaTar), missing, may(api.Corrupt)),
+			gives(nil, api.MediaTar), missing, may(api.Corrupt, api.BadRecipe)),
 	}
 }
 

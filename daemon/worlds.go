@@ -135,12 +135,7 @@ func (s *Server) streamBuild(q *request, work func(context.Context, overlay.Prog
 }
 
 func (s *Server) exportWorld(q *request) error {
-	// Asked for first, so that an unknown world is an answer with a status.
-	if _, err := s.run.World(q.Context(), q.PathValue("world")); err != nil {
-		return err
-	}
-	q.begin(api.MediaTar)
-	return s.run.ExportWorld(q.Context(), q.PathValue("world"), q.w)
+	return s.run.ExportWorld(q.Context(), q.PathValue("world"), &firstByte{q: q})
 }
 
 // begin sends the head of an answer of raw bytes.

@@ -12,7 +12,11 @@ import (
 	"path"
 )
 
-const paxXattr = "SCHILY.xattr."
+const (
+	paxXattr = "SCHILY.xattr."
+	// paxLiteral marks, in a digest, a name that an image would take for a deletion.
+	paxLiteral = "PADDOCK.literal"
+)
 
 // canon writes the canonical tar of a layer: entries in canonical order, PAX, no names of
 // owners. The digest of an uncompressed layer tar is the layer's diffID.
@@ -22,6 +26,8 @@ type canon struct {
 	hash hash.Hash
 	size int64
 	out  io.Writer
+	// literal is the first name that begins as a whiteout's does and is none.
+	literal string
 }
 
 // newCanon hashes a tar, and writes it to out unless that is nil.
@@ -85,6 +91,15 @@ func (c *canon) header(e *entry) error {
 		for name, value := range maps.All(e.xattrs) {
 			h.PAXRecords[paxXattr+name] = string(value)
 		}
+	}
+	if e.literal() {
+		if c.literal == "" {
+			c.literal = e.path
+		}
+		if h.PAXRecords == nil {
+			h.PAXRecords = map[string]string{}
+		}
+		h.PAXRecords[paxLiteral] = "1"
 	}
 	if err := c.tw.WriteHeader(h); err != nil {
 		return fmt.Errorf("write tar entry %q: %w", e.path, err)

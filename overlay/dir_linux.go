@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"path"
 	"strings"
 )
 
@@ -43,9 +42,6 @@ func (p placement) edit(e *entry) error {
 	}
 	if err := checkEntry(e); err != nil {
 		return err
-	}
-	if strings.HasPrefix(path.Base(e.path), whiteoutMark) {
-		return refuse("unsupported_entry", e.path, "an image cannot hold a name that begins with %s", whiteoutMark)
 	}
 	if e.kind == typeSymlink && climbs(e.path, e.target) {
 		return refuse("outside_root", e.path, "symlink to %q leads out of the world", e.target)
@@ -195,5 +191,5 @@ func (c *counting) add(e *entry, body io.Reader) error {
 
 func (c *counting) finish(tar *canon) (layer, error) {
 	digest, size, err := tar.done()
-	return layer{DiffID: digestPrefix + digest, Tree: digest, TarSize: size, Size: c.bytes, Entries: c.entries}, err
+	return layer{DiffID: digestPrefix + digest, Tree: digest, TarSize: size, Size: c.bytes, Entries: c.entries, Literal: tar.literal}, err
 }

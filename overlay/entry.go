@@ -52,6 +52,11 @@ type entry struct {
 	opaque bool
 }
 
+// literal says whether an image would read the entry's name as a deletion, which it is not.
+func (e *entry) literal() bool {
+	return e.kind != typeWhiteout && strings.HasPrefix(path.Base(e.path), whiteoutMark)
+}
+
 // before is the canonical order: a directory, then what is in it, names in byte order.
 func before(a, b string) int {
 	for i := range min(len(a), len(b)) {

@@ -33,13 +33,19 @@ const (
 )
 
 // Export writes a world as an OCI image layout tar. The same world gives the same bytes.
-// ErrCorrupt, noticed while writing, leaves the stream unfinished.
+// ErrCorrupt, noticed while writing, leaves the stream unfinished. A RecipeError says,
+// before the first byte, that an image cannot hold the world.
 func (s *Store) Export(ctx context.Context, ref string, w io.Writer) error {
 	world, layers, release, err := s.pin(ref)
 	if err != nil {
 		return err
 	}
 	defer release()
+	for _, l := range layers {
+		if l.Literal != "" {
+			return refuse("unsupported_entry", l.Literal, "an image cannot hold a name that begins with %s, which deletes what is below", whiteoutMark)
+		}
+	}
 	if err := s.export(ctx, world, layers, tar.NewWriter(w)); err != nil {
 		return fmt.Errorf("export world %s: %w", shortID(world.ID), err)
 	}

@@ -96,7 +96,6 @@ func TestHostileTarsAreRefusedWhole(t *testing.T) {
 		"char":           {"unsupported_entry", []header{{Name: "d", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 5}}},
 		"whiteout":       {"unsupported_entry", []header{{Name: "d", Typeflag: tar.TypeChar}}},
 		"block":          {"unsupported_entry", []header{{Name: "d", Typeflag: tar.TypeBlock}}},
-		"aufs name":      {"unsupported_entry", []header{{Name: ".wh.d", Linkname: "x"}}},
 		"etc a link":     {"world_invalid", []header{{Name: "etc", Typeflag: tar.TypeSymlink, Linkname: "/x"}}},
 		"proc a file":    {"world_invalid", []header{{Name: "proc", Linkname: "x"}}},
 		"long name":      {"invalid_path", []header{{Name: strings.Repeat("n", 256), Linkname: "x"}}},
@@ -112,6 +111,50 @@ func TestHostileTarsAreRefusedWhole(t *testing.T) {
 			wantKind(t, err, c.kind)
 			nothingLeft(t, s)
 		})
+	}
+}
+
+// X-F12: names that delete something in an image's layer are names like others in a plain
+// tar or a directory. An image cannot carry them, so that such a world is not exported.
+func TestWhiteoutNamesAreLiteralButInAnImage(t *testing.T) {
+	t.Parallel()
+	names := map[string]string{"d": "over", ".wh.d": "literal", "sub/.wh..wh..opq": "opaque", "sub/.wh.gone": ""}
+	var entries []header
+	for name, text := range names {
+		entries = append(entries, header{Name: name, Linkname: text})
+	}
+	s := openStore(t, overlay.Options{})
+	base, err := s.Build(t.Context(), overlay.Recipe{Dir: tree(t, map[string]string{"d": "under", "sub/gone": "kept", "sub/other": "kept"})}, nil)
+	must(t, err)
+	for form, recipe := range map[string]overlay.Recipe{
+		"tar": {Tar: file(t, tarOf(t, entries...))}, "directory": {Dir: tree(t, names)},
+	} {
+		recipe.Base = base.World.ID
+		b, err := s.Build(t.Context(), recipe, nil)
+		must(t, err)
+		f, err := s.Fork(t.Context(), b.World.ID)
+		must(t, err)
+		got := mounted(t, f.Lowers(), t.TempDir(), `grep -r "" . | sort; find . -name .wh.gone`)
+		f.Release()
+		want := "./.wh.d:literal\n./d:over\n./sub/.wh..wh..opq:opaque\n./sub/gone:kept\n./sub/other:kept\n./sub/.wh.gone\n"
+		if got != want {
+			t.Errorf("%s: the world holds\n%swant\n%s", form, got, want)
+		}
+		must(t, s.Verify(t.Context(), b.World.ID, nil))
+		var out bytes.Buffer
+		wantKind(t, s.Export(t.Context(), b.World.ID, &out), "unsupported_entry")
+		if out.Len() > 0 {
+			t.Errorf("%s: the refused export wrote %d bytes", form, out.Len())
+		}
+	}
+	image := layout(t, nil, tarOf(t, header{Name: "d", Linkname: "x"}, header{Name: "kept", Linkname: "x"}), tarOf(t, header{Name: ".wh.d", Linkname: "literal"}))
+	w, err := s.Import(t.Context(), bytes.NewReader(image), "", nil)
+	must(t, err)
+	f, err := s.Fork(t.Context(), w.ID)
+	must(t, err)
+	defer f.Release()
+	if got := mounted(t, f.Lowers(), t.TempDir(), "ls d kept 2>/dev/null || true"); got != "kept\n" {
+		t.Errorf("the image's world holds %q, want what it did not delete", got)
 	}
 }
 

@@ -76,6 +76,9 @@ type layer struct {
 	Blob     string `json:"blob,omitempty"`
 	BlobType string `json:"blob_type,omitempty"`
 	BlobSize int64  `json:"blob_size,omitempty"`
+	// Literal is a path whose name an image would take for a deletion; the layer cannot
+	// be exported.
+	Literal string `json:"literal,omitempty"`
 }
 
 func (l layer) hex() string { return strings.TrimPrefix(l.DiffID, digestPrefix) }
