@@ -190,9 +190,15 @@ func TestOutputIsWholeBeforeTheExit(t *testing.T) {
 
 // E24, X-P12: orphans are reaped and PID 1 survives whatever is thrown at it.
 func TestInitReapsAndSurvives(t *testing.T) {
-	s := start(t, newLauncher(t), "default", small)
-	for range 100 {
-		run(t, s, script("(sleep .05 &)"))
+	l := newLauncher(t)
+	limits := small
+	limits.Pids = 200 // fewer than the orphans, more than are asleep at a time
+	s := start(t, l, "default", limits)
+	before := l.charged(t)
+	for range 400 {
+		if r := run(t, s, script("(sleep .05 &)")); code(r) != 0 {
+			t.Fatalf("code %d err %q, want room for every orphan", code(r), r.err)
+		}
 	}
 	for _, text := range []string{"kill -9 -1", "kill -9 1", "kill -STOP 1", "kill -TERM 1"} {
 		run(t, s, script(text))
@@ -201,6 +207,38 @@ func TestInitReapsAndSurvives(t *testing.T) {
 	if r := run(t, s, script("sleep 0.2; ps -o stat | grep -c Z")); strings.TrimSpace(r.out) != "0" {
 		t.Errorf("zombies: %q", r.out)
 	}
+	deadline := time.Now().Add(20 * time.Second)
+	for l.charged(t) != before {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d processes are charged, want the %d of the start", l.charged(t), before)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// charged is how many processes and threads, zombies too, the kernel counts against the
+// limits of a launcher's sandboxes.
+func (l launcher) charged(t *testing.T) int {
+	t.Helper()
+	sum, found := 0, false
+	for _, hierarchy := range []string{"", "pids"} {
+		files, err := filepath.Glob(filepath.Join("/sys/fs/cgroup", hierarchy, l.parent, "*/c/pids.current"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			n, errNumber := strconv.Atoi(strings.TrimSpace(string(text)))
+			if err != nil || errNumber != nil {
+				t.Fatal(err, errNumber)
+			}
+			sum, found = sum+n, true
+		}
+	}
+	if !found {
+		t.Fatal("no pids.current of a sandbox is there")
+	}
+	return sum
 }
 
 // E28: nothing of the image is needed: one static program is a world.
@@ -278,21 +316,41 @@ func TestCPUTimeIsNotWallTime(t *testing.T) {
 	}
 }
 
-// X-P01, L06: a fork bomb ends at its own limit; a neighbour forks freely.
+// X-P01, L06: a fork bomb ends at its own limit, also where all run as one user. Its
+// neighbours keep the processes they have and fork freely.
 func TestForkBombStaysInItsSandbox(t *testing.T) {
+	const sandboxes, each = 20, 60
 	l := newLauncher(t)
-	bomb, neighbour := start(t, l, "default", small), start(t, l, "default", small)
-	cmd := script("f() { f | f & }; f; sleep 30")
-	cmd.Timeout = time.Second
+	limits := small
+	limits.Pids = 2 * each
+	asAgent := func(text string) sandbox.Command {
+		cmd := script(text)
+		cmd.User = sandbox.User{UID: 1000, GID: 1000}
+		return cmd
+	}
+	bomb := start(t, l, "default", limits)
+	var neighbours []*native.Sandbox
+	for range sandboxes - 1 {
+		s := start(t, l, "default", limits)
+		if r := run(t, s, asAgent(fmt.Sprintf("for i in $(seq %d); do sleep 300 & done", each))); code(r) != 0 {
+			t.Fatalf("neighbour: code %d err %q", code(r), r.err)
+		}
+		neighbours = append(neighbours, s)
+	}
+	explode := asAgent("f() { f | f & }; f; sleep 30")
+	explode.Timeout = 2 * time.Second
 	done := make(chan result)
-	go func() { done <- run(t, bomb, cmd) }()
-	for range 20 {
-		mustWork(t, neighbour)
+	go func() { done <- run(t, bomb, explode) }()
+	for i, s := range neighbours {
+		if r := run(t, s, asAgent("(echo ok | cat) && ps -o comm | grep -c sleep")); r.out != fmt.Sprintf("ok\n%d\n", each) || r.PidsLimit {
+			t.Errorf("neighbour %d: out %q err %q at its limit %v, want its %d processes and a new one", i, r.out, r.err, r.PidsLimit, each)
+		}
 	}
 	if r := <-done; !r.PidsLimit {
 		t.Errorf("bomb: %+v, want the pids limit", r.Exit)
 	}
 	mustWork(t, bomb)
+	mustWork(t, start(t, l, "default", limits))
 }
 
 // L08: programs see as many CPUs as they may use.

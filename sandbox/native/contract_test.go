@@ -21,7 +21,10 @@ import (
 )
 
 // launcher and box give the concrete types the runner's interfaces.
-type launcher struct{ *native.Launcher }
+type launcher struct {
+	*native.Launcher
+	parent string
+}
 
 func (l launcher) Start(ctx context.Context, spec sandbox.Spec) (runner.Sandbox, error) {
 	s, err := l.Launcher.Start(ctx, spec)
@@ -52,7 +55,8 @@ var parents atomic.Int64
 func newLauncher(tb testing.TB) launcher {
 	tb.Helper()
 	need.Root(tb)
-	l, err := native.New(native.Config{Dir: need.Tmpfs(tb), CgroupParent: cgroupParent()})
+	parent := cgroupParent()
+	l, err := native.New(native.Config{Dir: need.Tmpfs(tb), CgroupParent: parent})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -61,7 +65,7 @@ func newLauncher(tb testing.TB) launcher {
 			tb.Errorf("Close: %v", err)
 		}
 	})
-	return launcher{l}
+	return launcher{l, parent}
 }
 
 var ids = sync.OnceValues(func() (*sandbox.IDPool, error) { return sandbox.HostIDPool(1 << 10) })
