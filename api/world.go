@@ -93,8 +93,10 @@ type BuildEvent struct {
 // Policy is a named lock-down.
 type Policy struct {
 	Name        string         `json:"name"`
+	Version     int            `json:"version" doc:"of its file, as the author counts"`
 	Description string         `json:"description"`
-	Hash        string         `json:"hash"`
+	Hash        string         `json:"hash" doc:"of all that it means; recorded with every attempt"`
+	BuiltIn     bool           `json:"built_in" doc:"false when an operator added it"`
 	Network     string         `json:"network"`
 	UID         uint32         `json:"uid"`
 	GID         uint32         `json:"gid"`
@@ -102,7 +104,14 @@ type Policy struct {
 	Env         []string       `json:"env"`
 	Writable    []string       `json:"writable" doc:"beside the working directory"`
 	Refusals    []string       `json:"refusals" doc:"what it refuses, for people"`
+	Words       []PolicyWords  `json:"words" doc:"what it means, for people; all that is not named is denied"`
 	Spec        map[string]any `json:"spec,omitempty" doc:"the OCI runtime-spec with the default limits"`
+}
+
+// PolicyWords explain one topic of a policy.
+type PolicyWords struct {
+	Topic string   `json:"topic"`
+	Lines []string `json:"lines"`
 }
 
 // PolicyLimits are a policy's defaults.

@@ -178,9 +178,11 @@ func wirePolicy(p *policies.Policy) api.Policy {
 	uid, gid := p.User()
 	d := p.Defaults()
 	return api.Policy{
-		Name: p.Name(), Description: p.Description(), Hash: p.Hash(), Network: p.Network(), UID: uid, GID: gid,
+		Name: p.Name(), Version: p.Version(), Description: p.Description(), Hash: p.Hash(), BuiltIn: p.BuiltIn(),
+		Network: p.Network(), UID: uid, GID: gid,
 		Defaults: api.PolicyLimits{CPUs: d.CPUs, Memory: d.MemoryBytes, Disk: d.DiskBytes, Inodes: d.Inodes, Pids: d.Pids},
 		Env:      p.Env(0), Writable: p.Writable("/"), Refusals: p.Refusals(),
+		Words: mapAll(p.Words(), func(w policies.Words) api.PolicyWords { return api.PolicyWords(w) }),
 	}
 }
 

@@ -19,7 +19,9 @@ const schemaVersion = 1
 
 // file is a policy file. Every field is required; unknown ones are refused.
 type file struct {
-	Schema      int      `json:"schema"`
+	Schema int `json:"schema"`
+	// Version counts the changes of the policy under its name, from 1.
+	Version     int      `json:"version"`
 	Name        string   `json:"name"`
 	Description string   `json:"description"`
 	User        fileUser `json:"user"`
@@ -126,6 +128,9 @@ func parse(data []byte) (*file, error) {
 	if err := json.Unmarshal(data, &present); err != nil {
 		return nil, err
 	}
+	if err := checkTwice(json.NewDecoder(bytes.NewReader(data))); err != nil {
+		return nil, err
+	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	f := new(file)
@@ -146,8 +151,40 @@ func parse(data []byte) (*file, error) {
 	return f, nil
 }
 
+// checkTwice refuses a field that is given twice, in whatever case: the reader of a file
+// may see the first and the decoder takes the last.
+func checkTwice(dec *json.Decoder) error {
+	token, err := dec.Token()
+	if err != nil {
+		return err
+	}
+	open, nested := token.(json.Delim)
+	if !nested {
+		return nil
+	}
+	seen := map[string]bool{}
+	for dec.More() {
+		if open == '{' {
+			key, err := dec.Token()
+			if err != nil {
+				return err
+			}
+			name := strings.ToLower(fmt.Sprint(key))
+			if seen[name] {
+				return fmt.Errorf("field %v is given twice", key)
+			}
+			seen[name] = true
+		}
+		if err := checkTwice(dec); err != nil {
+			return err
+		}
+	}
+	_, err = dec.Token()
+	return err
+}
+
 var jsonFields = []string{
-	"schema", "name", "description", "user", "refuse_root", "capabilities", "network", "root", "writable", "limits",
+	"schema", "version", "name", "description", "user", "refuse_root", "capabilities", "network", "root", "writable", "limits",
 	"shm", "rlimits", "umask", "environment", "seed_variables", "masked_paths", "readonly_paths", "seccomp",
 }
 
@@ -169,6 +206,8 @@ func (f *file) check() error {
 	switch {
 	case f.Schema != schemaVersion:
 		return fmt.Errorf("schema %d: this version reads schema %d", f.Schema, schemaVersion)
+	case f.Version < 1:
+		return fmt.Errorf("version %d: want 1 or more", f.Version)
 	case !nameForm.MatchString(f.Name):
 		return fmt.Errorf("name %q: want lower case letters, digits and dashes", f.Name)
 	case f.Description == "":

@@ -4,7 +4,8 @@
 //
 // A policy is a file of data beside this code (default.json, strict.json), checked when
 // it is loaded: unknown and missing fields, capabilities that no sandbox may have, and
-// system calls that the base profile does not know are refused.
+// system calls that the base profile does not know are refused. Operators add files of
+// their own (LoadWith), which are held to the same checks and to a floor.
 package policies
 
 import (
@@ -13,7 +14,9 @@ import (
 	"embed"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"path"
@@ -28,7 +31,7 @@ import (
 //go:embed *.json
 var embedded embed.FS
 
-// Set is the policies of this binary.
+// Set is the policies of this binary and those that an operator added.
 type Set struct {
 	byName map[string]*Policy
 	names  []string
@@ -40,10 +43,46 @@ type Policy struct {
 	data    []byte
 	seccomp *specs.LinuxSeccomp
 	hash    string
+	added   bool
 }
+
+// Bounds of what an operator adds.
+const (
+	maxFiles    = 256
+	maxFileSize = 256 << 10
+)
 
 // Load reads and checks the embedded policies.
 func Load() (*Set, error) { return load(embedded, runtime.GOARCH) }
+
+// LoadWith is Load with the policies of an operator's directory beside the embedded ones.
+// Every file in it is a policy, NAME.json; those whose names begin with a dot are passed
+// over. A file that is no whole policy, or that takes an embedded one's name, is an error
+// that names it, so that no policy is ever less than what its file says.
+func LoadWith(dir fs.FS) (*Set, error) {
+	s, err := Load()
+	if err != nil {
+		return nil, err
+	}
+	entries, err := fs.ReadDir(dir, ".")
+	if err != nil {
+		return nil, err
+	}
+	if len(entries) > maxFiles {
+		return nil, fmt.Errorf("%d files: at most %d policies can be added", len(entries), maxFiles)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		p, err := s.add(dir, e.Name(), runtime.GOARCH)
+		if err != nil {
+			return nil, err
+		}
+		p.added = true
+	}
+	return s, nil
+}
 
 func load(files fs.FS, goarch string) (*Set, error) {
 	names, err := fs.Glob(files, "*.json")
@@ -52,22 +91,62 @@ func load(files fs.FS, goarch string) (*Set, error) {
 	}
 	s := &Set{byName: map[string]*Policy{}}
 	for _, name := range names {
-		data, err := fs.ReadFile(files, name)
-		if err != nil {
+		if _, err := s.add(files, name, goarch); err != nil {
 			return nil, err
 		}
-		p, err := newPolicy(data, goarch)
-		if err != nil {
-			return nil, fmt.Errorf("policy file %s: %w", name, err)
-		}
-		if p.file.Name+".json" != name {
-			return nil, fmt.Errorf("policy file %s: its name is %q", name, p.file.Name)
-		}
-		s.byName[p.file.Name] = p
 	}
-	s.names = slices.Sorted(maps.Keys(s.byName))
 	return s, nil
 }
+
+func (s *Set) add(files fs.FS, name, goarch string) (*Policy, error) {
+	p, err := readPolicy(files, name, goarch)
+	if err != nil {
+		return nil, fmt.Errorf("policy file %s: %w", name, err)
+	}
+	if _, taken := s.byName[p.file.Name]; taken {
+		return nil, fmt.Errorf("policy file %s: policy %s is built in; give yours another name", name, p.file.Name)
+	}
+	s.byName[p.file.Name] = p
+	s.names = slices.Sorted(maps.Keys(s.byName))
+	return p, nil
+}
+
+func readPolicy(files fs.FS, name, goarch string) (*Policy, error) {
+	if path.Ext(name) != ".json" {
+		return nil, errors.New("a policy's file is called NAME.json")
+	}
+	// Opened before it is known to be a file, a FIFO would hold the daemon's start.
+	info, err := fs.Stat(files, name)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("is not a regular file")
+	}
+	f, err := files.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	data, err := io.ReadAll(io.LimitReader(f, maxFileSize+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxFileSize {
+		return nil, fmt.Errorf("has more than %d bytes", maxFileSize)
+	}
+	p, err := newPolicy(data, goarch)
+	if err != nil {
+		return nil, err
+	}
+	if p.file.Name+".json" != name {
+		return nil, fmt.Errorf("its name is %q", p.file.Name)
+	}
+	return p, nil
+}
+
+// Check reads one policy file as LoadWith does, whatever the file is called.
+func Check(data []byte) (*Policy, error) { return newPolicy(data, runtime.GOARCH) }
 
 func newPolicy(data []byte, goarch string) (*Policy, error) {
 	f, err := parse(data)
@@ -76,6 +155,9 @@ func newPolicy(data []byte, goarch string) (*Policy, error) {
 	}
 	p := &Policy{file: f, data: bytes.Clone(data)}
 	if p.seccomp, err = f.Seccomp.profile(goarch); err != nil {
+		return nil, err
+	}
+	if err := f.checkFloor(p.seccomp); err != nil {
 		return nil, err
 	}
 	// The spec is part of the hash because the base profile comes from a library: a newer
@@ -110,6 +192,12 @@ func (s *Set) Names() []string { return slices.Clone(s.names) }
 
 // Name is the policy's name.
 func (p *Policy) Name() string { return p.file.Name }
+
+// Version counts the changes of the policy's file, as its author says; Hash is what counts.
+func (p *Policy) Version() int { return p.file.Version }
+
+// BuiltIn says whether the policy is one of the binary, not of LoadWith's directory.
+func (p *Policy) BuiltIn() bool { return !p.added }
 
 // Description says in a sentence what the policy is for.
 func (p *Policy) Description() string { return p.file.Description }

@@ -3,12 +3,14 @@ package main
 import (
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/paddock-run/paddock/api"
+	"github.com/paddock-run/paddock/policies"
 )
 
 func policyCommand(c *cli) *cobra.Command {
@@ -31,7 +33,21 @@ func policyCommand(c *cli) *cobra.Command {
 			})
 		},
 	}, &cobra.Command{
-		Use: "show NAME", Short: "Show a policy; with --json also the OCI runtime-spec that it makes", Args: args(cobra.ExactArgs(1)),
+		Use: "check FILE", Short: "Check a policy file for --policy-dir, and say what it means", Args: args(cobra.ExactArgs(1)),
+		RunE: func(_ *cobra.Command, a []string) error {
+			p, err := checkPolicyFile(a[0])
+			if err != nil {
+				return err
+			}
+			return c.show(p.Words(), func(w io.Writer) {
+				fmt.Fprintf(w, "%s, version %d: %s\n%s\n", p.Name(), p.Version(), p.Description(), p.Hash())
+				for _, words := range p.Words() {
+					writeWords(w, words.Topic, words.Lines)
+				}
+			})
+		},
+	}, &cobra.Command{
+		Use: "show NAME", Short: "Say in plain words what a policy means; with --json also the OCI runtime-spec that it makes", Args: args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			p, err := c.client().Policy(cmd.Context(), a[0])
 			if err != nil {
@@ -42,24 +58,39 @@ func policyCommand(c *cli) *cobra.Command {
 	})
 }
 
-func showPolicy(w io.Writer, p api.Policy) {
-	fmt.Fprintf(w, "%s: %s\n%s\n\n", p.Name, p.Description, p.Hash)
-	table(w,
-		[]string{"user", fmt.Sprintf("%d:%d", p.UID, p.GID)},
-		[]string{"network", p.Network},
-		[]string{"writable", strings.Join(p.Writable, ", ")},
-		[]string{"cpus", strconv.FormatFloat(p.Defaults.CPUs, 'g', -1, 64)},
-		[]string{"memory", api.Size(p.Defaults.Memory).String()},
-		[]string{"disk", api.Size(p.Defaults.Disk).String()},
-		[]string{"inodes", strconv.FormatInt(p.Defaults.Inodes, 10)},
-		[]string{"pids", strconv.FormatInt(p.Defaults.Pids, 10)},
-	)
-	fmt.Fprintln(w, "\nrefused:")
-	for _, r := range p.Refusals {
-		fmt.Fprintln(w, "  "+r)
+// checkPolicyFile reads a policy as --policy-dir does, but for the rule that its name is
+// not one that is built in.
+func checkPolicyFile(file string) (*policies.Policy, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
 	}
-	fmt.Fprintln(w, "\nenvironment:")
-	for _, e := range p.Env {
-		fmt.Fprintln(w, "  "+e)
+	p, err := policies.Check(data)
+	if err != nil {
+		return nil, fmt.Errorf("policy file %s: %w", file, err)
+	}
+	if want := p.Name() + ".json"; filepath.Base(file) != want {
+		return nil, fmt.Errorf("policy file %s: its name is %q, so it has to be called %s", file, p.Name(), want)
+	}
+	return p, nil
+}
+
+func showPolicy(w io.Writer, p api.Policy) {
+	from := "built in"
+	if !p.BuiltIn {
+		from = "added by this host's operator"
+	}
+	fmt.Fprintf(w, "%s, version %d, %s: %s\n%s\n", p.Name, p.Version, from, p.Description, p.Hash)
+	for _, words := range p.Words {
+		writeWords(w, words.Topic, words.Lines)
+	}
+	writeWords(w, "environment", p.Env)
+}
+
+// writeWords writes one topic of a policy.
+func writeWords(w io.Writer, topic string, lines []string) {
+	fmt.Fprintf(w, "\n%s:\n", topic)
+	for _, line := range lines {
+		fmt.Fprintln(w, "  "+plain(line))
 	}
 }

@@ -28,6 +28,7 @@ const privateEnv = "PADDOCK_PRIVATE_MOUNTS"
 type serveOptions struct {
 	root, socket, socketGroup string
 	cgroupParent              string
+	policyDir                 string
 	faults                    string
 	logLevel, logFormat       string
 	maxConns                  int
@@ -52,6 +53,7 @@ func serveCommand(c *cli) *cobra.Command {
 	f.StringVar(&o.root, "root", defaultRoot, "the store's directory")
 	f.StringVar(&o.socketGroup, "socket-group", "", "group whose members may connect; root alone by default")
 	f.StringVar(&o.cgroupParent, "cgroup-parent", defaultCgroupParent, "cgroup below which the daemon makes its own")
+	f.StringVar(&o.policyDir, "policy-dir", "", "directory of policies of your own, NAME.json each; `paddock policy check FILE` checks one")
 	f.StringVar(&o.faults, "inject-faults", "", "SHARE[:SEED]: kill the sandboxes of a share (0 to 1) of first attempts from outside, to prove retries")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")

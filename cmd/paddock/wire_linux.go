@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/paddock-run/paddock/daemon"
-	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/runner/record"
 	"github.com/paddock-run/paddock/sandbox"
@@ -35,7 +34,7 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 			err = errors.Join(err, closeAll())
 		}
 	}()
-	set, err := policies.Load()
+	set, err := loadPolicies(o.policyDir)
 	if err != nil {
 		return nil, err
 	}

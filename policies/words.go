@@ -1,0 +1,134 @@
+package policies
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Words are what a policy means under one topic, a sentence a line.
+type Words struct {
+	Topic string   `json:"topic"`
+	Lines []string `json:"lines"`
+}
+
+// Words explains the policy in plain words, for people. All that is not named in it is
+// denied. The order is fixed.
+func (p *Policy) Words() []Words {
+	return []Words{
+		{"who", p.whoWords()},
+		{"files", p.fileWords()},
+		{"network", p.networkWords()},
+		{"system calls", p.callWords()},
+		{"limits, unless an episode sets its own", p.limitWords()},
+		{"hidden of the host", p.hiddenWords()},
+	}
+}
+
+func (p *Policy) whoWords() []string {
+	u := p.file.User
+	lines := []string{fmt.Sprintf("Calls run as user %d, group %d, unless the call or the world names another.", u.UID, u.GID)}
+	if p.file.RefuseRoot {
+		lines = append(lines, "User 0 is refused.")
+	} else {
+		lines = append(lines, "User 0 is root of the sandbox's own user namespace: outside it is a number that owns nothing.")
+	}
+	if len(p.file.Capabilities) == 0 {
+		return append(lines, "There are no capabilities, and no program brings any: set-id bits and file capabilities do nothing.")
+	}
+	lines = append(lines, "User 0 has these capabilities, over its own sandbox only; set-id bits and file capabilities add none:")
+	for _, c := range p.file.Capabilities {
+		lines = append(lines, "  "+c+": "+capabilityWords(c))
+	}
+	return lines
+}
+
+// capabilityNames says what a capability is good for inside a sandbox.
+var capabilityNames = map[string]string{
+	"CAP_CHOWN": "give files to other users", "CAP_DAC_OVERRIDE": "read and write files whatever their mode is",
+	"CAP_FOWNER": "change the mode and times of other users' files", "CAP_FSETID": "keep set-id bits when a file is changed",
+	"CAP_KILL": "signal other users' processes", "CAP_NET_BIND_SERVICE": "listen on ports below 1024 of its own loopback",
+	"CAP_SETGID": "become another group", "CAP_SETUID": "become another user", "CAP_SETFCAP": "set file capabilities, which do nothing here",
+	"CAP_SETPCAP": "give up capabilities one by one", "CAP_SYS_NICE": "raise priorities of its own processes",
+}
+
+func capabilityWords(name string) string {
+	if words, ok := capabilityNames[name]; ok {
+		return words
+	}
+	return "see capabilities(7)"
+}
+
+func (p *Policy) fileWords() []string {
+	lines := []string{"The tree is a private copy-on-write fork of the world, which nobody else sees and the world never feels."}
+	if p.file.Root == "writable" {
+		lines = append(lines, "All of it may be written.")
+	} else {
+		lines = append(lines, "It is read-only but for the working directory and "+strings.Join(p.file.Writable, ", ")+".")
+	}
+	return append(lines,
+		fmt.Sprintf("/dev/shm holds at most %s. New files have the mode that umask %04o leaves.", bytesText(int64(p.file.Shm)), p.file.Umask),
+		"Devices are null, zero, full, random, urandom, tty and terminals of its own; no other can be made or opened.")
+}
+
+func (p *Policy) networkWords() []string {
+	families := strings.Join(p.file.Seccomp.SocketFamilies, ", ")
+	return []string{
+		"A network of its own with nothing in it but loopback: nothing outside is reached, nothing outside reaches in.",
+		"Sockets may be " + families + "; netlink is for " + strings.Join(p.file.Seccomp.NetlinkProtocols, ", ") + ". Every other family is refused.",
+	}
+}
+
+func (p *Policy) callWords() []string {
+	names, conditional := map[string]bool{}, map[string]bool{}
+	for _, c := range p.seccomp.Syscalls {
+		for _, n := range c.Names {
+			switch {
+			case c.Action != specs.ActAllow:
+			case len(c.Args) == 0:
+				names[n] = true
+			default:
+				conditional[n] = true
+			}
+		}
+	}
+	return []string{
+		fmt.Sprintf("%d system calls are allowed, %d more with some arguments only; every other is refused.", len(names), len(conditional)),
+		"Calls of another architecture (32-bit, x32) end the process.",
+		"Mounts, new namespaces, kernel modules, bpf, io_uring, perf, userfaultfd and key rings are refused.",
+		"Of what Docker allows by default it refuses: " + strings.Join(p.file.Seccomp.Deny, ", ") + ".",
+	}
+}
+
+func (p *Policy) limitWords() []string {
+	l := p.Defaults()
+	lines := []string{
+		fmt.Sprintf("CPUs: %s. Memory: %s, and no swap. Written files: %s in at most %d inodes. Processes and threads: %d.",
+			strconv.FormatFloat(l.CPUs, 'g', -1, 64), bytesText(l.MemoryBytes), bytesText(l.DiskBytes), l.Inodes, l.Pids),
+	}
+	for _, name := range rlimitNames {
+		pair := p.file.Rlimits[name]
+		lines = append(lines, fmt.Sprintf("rlimit %s: %d, which a process may raise to %d.", name, pair[0], pair[1]))
+	}
+	return lines
+}
+
+func (p *Policy) hiddenWords() []string {
+	masked, readonly := slices.Sorted(slices.Values(p.file.MaskedPaths)), slices.Sorted(slices.Values(p.file.ReadonlyPaths))
+	return []string{
+		"Empty: " + strings.Join(masked, ", ") + ".",
+		"Read-only: " + strings.Join(readonly, ", ") + "; /sys is a small read-only stand-in, and no cgroup is mounted.",
+	}
+}
+
+func bytesText(n int64) string {
+	for shift, unit := range map[uint]string{30: "GiB", 20: "MiB", 10: "KiB"} {
+		if n >= 1<<shift && n%(1<<shift) == 0 && n>>shift < 1024 {
+			return strconv.FormatInt(n>>shift, 10) + " " + unit
+		}
+	}
+	return strconv.FormatInt(n, 10) + " bytes"
+}
