@@ -161,6 +161,9 @@ type Capacity struct {
 	MaxQueue        int     `json:"max_queue"`
 	Live            int     `json:"live"`
 	Draining        bool    `json:"draining"`
+	// Blanks and Warm are the sandboxes made ahead that wait to be used, begun ones and whole ones.
+	Blanks int `json:"blanks"`
+	Warm   int `json:"warm"`
 	// Sandboxes are the names of those that the daemon has.
 	Sandboxes []string `json:"sandboxes"`
 }

@@ -20,7 +20,7 @@ func (s *Server) capacity(*request, empty) (api.Capacity, error) {
 	c := s.run.Capacity()
 	return api.Capacity{
 		CPUs: c.CPUs, MemoryBytes: c.MemoryBytes, UsedCPUs: c.UsedCPUs, UsedMemoryBytes: c.UsedMemoryBytes,
-		Queued: c.Queued, MaxQueue: c.MaxQueue, Live: c.Live, Draining: s.draining.Load(),
+		Queued: c.Queued, MaxQueue: c.MaxQueue, Live: c.Live, Draining: s.draining.Load(), Blanks: c.Blanks, Warm: c.Warm,
 		Sandboxes: append([]string{}, s.run.Sandboxes()...),
 	}, nil
 }

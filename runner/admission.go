@@ -100,6 +100,13 @@ func (ad *admission) leave(t *ticket) {
 	ad.serveLocked()
 }
 
+// busy says that somebody waits.
+func (ad *admission) busy() bool {
+	ad.mu.Lock()
+	defer ad.mu.Unlock()
+	return len(ad.queue) > 0
+}
+
 // position is 1 for the next to be admitted, 0 for who does not wait.
 func (ad *admission) position(t *ticket) int {
 	ad.mu.Lock()
@@ -132,6 +139,9 @@ type Capacity struct {
 	Queued          int     `json:"queued"`
 	MaxQueue        int     `json:"max_queue"`
 	Live            int     `json:"live"`
+	// Blanks and Warm are in stock now (Stock says how many are kept).
+	Blanks int `json:"blanks"`
+	Warm   int `json:"warm"`
 }
 
 // Capacity tells how full the host is.
@@ -146,5 +156,6 @@ func (r *Runner) Capacity() Capacity {
 	r.mu.Lock()
 	c.Live = len(r.live)
 	r.mu.Unlock()
+	c.Blanks, c.Warm = r.stock.count()
 	return c
 }

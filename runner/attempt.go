@@ -231,39 +231,58 @@ func (a *attempt) waitAdmission(ctx context.Context) *End {
 // released by release, as at any end.
 func (a *attempt) start(ctx context.Context) error {
 	var err error
-	if a.fork, err = a.r.cfg.Worlds.Fork(ctx, a.plan.World); err != nil {
-		return fmt.Errorf("fork %s: %w", a.plan.World, err)
-	}
-	if a.ids, err = a.r.cfg.IDs.Acquire(); err != nil {
+	defer a.r.stock.more()
+	b, err := a.r.stock.take(a.kind(), func(ctx context.Context, b box) (box, error) { return a.r.fill(ctx, a.kind(), a.policy, b) })
+	if err != nil {
 		return fmt.Errorf("user ids: %w", err)
 	}
+	a.sandbox, a.ids, a.fork, a.sb = b.name, b.ids, b.fork, b.sb
 	if a.dir, err = a.r.cfg.Record.Dir(a.key, a.n); err != nil {
 		return fmt.Errorf("attempt's directory: %w", err)
 	}
 	if a.journal, err = a.r.cfg.Record.Journal(a.key, a.n); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	eff := policies.Limits{
-		CPUs: a.plan.Limits.CPUs, MemoryBytes: a.plan.Limits.MemoryBytes, DiskBytes: a.plan.Limits.DiskBytes,
-		Inodes: a.plan.Limits.Inodes, Pids: a.plan.Limits.Pids,
-	}
-	oci, err := a.policy.Spec(eff, hostname, a.workdir)
-	if err != nil {
-		return fmt.Errorf("policy %s: %w", a.plan.Policy, err)
-	}
-	a.sandbox = a.r.sandboxName()
-	spec := sandbox.Spec{
-		Name: a.sandbox, IDs: a.ids, OCI: oci,
-		Root: sandbox.Root{Upper: sandbox.Upper{Bytes: eff.DiskBytes, Inodes: eff.Inodes}},
-	}
-	for _, dir := range a.fork.Lowers() {
-		spec.Root.Lowers = append(spec.Root.Lowers, sandbox.Lower{Path: dir})
-	}
-	if a.sb, err = a.r.cfg.Launcher.Start(ctx, spec); err != nil {
-		return fmt.Errorf("start sandbox: %w", err)
+	if a.sb == nil {
+		b, err = a.r.fill(ctx, a.kind(), a.policy, b)
+		if a.fork, a.sb = b.fork, b.sb; err != nil {
+			return err
+		}
 	}
 	a.tracker = a.fork.Track(a.sb.Upper(), a.ids.HostID)
 	return nil
+}
+
+// kind is what the attempt's sandbox depends on.
+func (a *attempt) kind() kind {
+	return kind{world: a.plan.World, policy: a.plan.PolicyHash, workdir: a.workdir, limits: policies.Limits{
+		CPUs: a.plan.Limits.CPUs, MemoryBytes: a.plan.Limits.MemoryBytes, DiskBytes: a.plan.Limits.DiskBytes,
+		Inodes: a.plan.Limits.Inodes, Pids: a.plan.Limits.Pids,
+	}}
+}
+
+// fill forks a world for a box and starts its sandbox. The box has what was made before an
+// error, too.
+func (r *Runner) fill(ctx context.Context, k kind, pol *policies.Policy, b box) (box, error) {
+	var err error
+	if b.fork, err = r.cfg.Worlds.Fork(ctx, k.world); err != nil {
+		return b, fmt.Errorf("fork %s: %w", k.world, err)
+	}
+	oci, err := pol.Spec(k.limits, hostname, k.workdir)
+	if err != nil {
+		return b, fmt.Errorf("policy %s: %w", pol.Name(), err)
+	}
+	spec := sandbox.Spec{
+		Name: b.name, IDs: b.ids, OCI: oci,
+		Root: sandbox.Root{Upper: sandbox.Upper{Bytes: k.limits.DiskBytes, Inodes: k.limits.Inodes}},
+	}
+	for _, dir := range b.fork.Lowers() {
+		spec.Root.Lowers = append(spec.Root.Lowers, sandbox.Lower{Path: dir})
+	}
+	if b.sb, err = r.cfg.Launcher.Start(ctx, spec); err != nil {
+		return b, fmt.Errorf("start sandbox: %w", err)
+	}
+	return b, nil
 }
 
 // hostname is what every sandbox calls itself: pinned, so that it is no source of

@@ -373,17 +373,8 @@ func (r *Runner) attachScores(ctx context.Context, key Key, n int, scores []Scor
 
 // release gives back everything the attempt holds. It may be called after any step of start.
 func (a *attempt) release() {
-	gone := true
-	if a.sb != nil {
-		if err := a.sb.Close(); err != nil {
-			gone = false
-			a.log.Error("close sandbox", slog.Any("error", err))
-		}
-	}
-	a.r.sandboxGone(a.sandbox)
-	// Ids of a sandbox that may not be gone are never used again.
-	if a.ids.Size > 0 && gone {
-		a.r.cfg.IDs.Release(a.ids)
+	if a.sandbox != "" {
+		a.r.stock.drop(box{name: a.sandbox, ids: a.ids, sb: a.sb})
 	}
 	a.r.admission.leave(a.ticket)
 }

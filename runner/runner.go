@@ -38,6 +38,8 @@ type Config struct {
 	Faults *Faults
 	// MaxQueue bounds the episodes that wait for capacity; 0 is DefaultMaxQueue.
 	MaxQueue int
+	// Stock says what is made ahead of need.
+	Stock Stock
 }
 
 // EpisodeSockets makes sockets that reach one episode only; the daemon implements it.
@@ -63,6 +65,7 @@ type Runner struct {
 	rescoring gate
 	health    worldHealth
 	captures  gate // of big uppers
+	stock     *stock
 	names     string
 	started   atomic.Int64
 	wg        sync.WaitGroup
@@ -97,6 +100,7 @@ func New(ctx context.Context, cfg Config) (*Runner, error) {
 		cancel(err)
 		return nil, err
 	}
+	r.stock = newStock(r, cfg.Stock)
 	return r, nil
 }
 

@@ -89,7 +89,7 @@ func newRealBench(t *testing.T) *bench {
 	}
 	b.cfg = runner.Config{
 		Root: root, Launcher: realLauncher{l}, Worlds: realStore{store}, Record: rec, Policies: set, IDs: ids,
-		Host: policies.Host{CPUs: 16, MemoryBytes: 16 << 30},
+		Host: policies.Host{CPUs: 16, MemoryBytes: 16 << 30}, Stock: runner.Stock{Blanks: 2, Warm: 2},
 	}
 	b.restart()
 	t.Cleanup(func() {

@@ -44,6 +44,9 @@ func (r *Runner) Worlds(ctx context.Context) ([]overlay.World, error) {
 
 // RemoveWorld removes a world that nothing uses.
 func (r *Runner) RemoveWorld(ctx context.Context, ref string) error {
+	if w, err := r.cfg.Worlds.World(ctx, ref); err == nil {
+		r.stock.forget(w.ID)
+	}
 	return worldErr(r.cfg.Worlds.Remove(ctx, ref))
 }
 

@@ -33,6 +33,7 @@ type serveOptions struct {
 	logLevel, logFormat       string
 	maxConns                  int
 	drain                     time.Duration
+	stock                     runner.Stock
 }
 
 func serveCommand(c *cli) *cobra.Command {
@@ -58,6 +59,8 @@ func serveCommand(c *cli) *cobra.Command {
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.maxConns, "max-connections", daemon.DefaultMaxConns, "cap of open connections")
+	f.IntVar(&o.stock.Blanks, "blanks", 2, "sandboxes kept begun for any world and policy (namespaces, cgroups, PID 1), each used once")
+	f.IntVar(&o.stock.Warm, "warm", 4, "most sandboxes kept ready for each world, policy and limits asked for lately, each used once")
 	f.DurationVar(&o.drain, "drain-timeout", 30*time.Second, "how long live episodes may take to end after a signal")
 	return cmd
 }

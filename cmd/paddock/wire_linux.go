@@ -69,7 +69,7 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 	}
 	r, err := runner.New(ctx, runner.Config{
 		Root: o.root, Launcher: nativeLauncher{launcher}, Worlds: store, Record: rec, Policies: set, Host: hostLimits(), IDs: ids,
-		Sockets: sockets, Log: log, Faults: faults,
+		Sockets: sockets, Log: log, Faults: faults, Stock: o.stock,
 	})
 	if err != nil {
 		return nil, err

@@ -39,6 +39,8 @@ type building struct {
 	// attached: the upper's tmpfs has a place in the launcher's mount namespace.
 	attached  bool
 	listeners []*os.File
+	// slot: the cgroups of the first call are there.
+	slot bool
 }
 
 func (b *building) close() {
@@ -51,10 +53,15 @@ func (b *building) close() {
 // namespace exists with the guest, lowers are mapped by it, and the guest may move mounts
 // that host root made.
 func (l *launcher) build(r *request, given []*os.File) (*building, error) {
-	b := &building{l: l, r: r, given: given}
-	err := undo.Run(
-		undo.Step{Name: "cgroups", Do: func() error { return l.tree.create(r.Name, r.OCI.Linux.Resources) }, Undo: func() error { return l.tree.remove(r.Name) }},
-		undo.Step{Name: "clone guest", Do: b.clone, Undo: b.kill},
+	b, err := l.blankFor(r)
+	if err != nil {
+		return nil, err
+	}
+	b.r, b.given = r, given
+	err = undo.Run(
+		undo.Step{Name: "blank", Do: func() error { return nil }, Undo: b.kill},
+		undo.Step{Name: "limits", Do: func() error { return l.tree.limit(r.Name, r.OCI.Linux.Resources) }},
+		undo.Step{Name: "cpus", Do: b.pin},
 		undo.Step{Name: "upper", Do: b.makeUpper},
 		undo.Step{Name: "lowers", Do: b.openLowers},
 		undo.Step{Name: "overlay", Do: b.makeRoot},
@@ -63,7 +70,6 @@ func (l *launcher) build(r *request, given []*os.File) (*building, error) {
 	)
 	if err != nil {
 		l.release(r.ID)
-		// A half-made cgroup tree is not undone by its own step.
 		err = errors.Join(err, l.tree.remove(r.Name))
 		b.close()
 		return nil, err
@@ -96,15 +102,6 @@ func (b *building) fork(birth *os.File) error {
 	if err := b.l.tree.joinThread(b.r.Name); err != nil {
 		return err
 	}
-	if len(b.r.CPUs) > 0 {
-		var set unix.CPUSet
-		for _, c := range b.r.CPUs {
-			set.Set(c)
-		}
-		if err := unix.SchedSetaffinity(0, &set); err != nil {
-			return fmt.Errorf("set affinity: %w", err)
-		}
-	}
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(b.r.IDs.HostID), Size: int(b.r.IDs.Size)}}
 	pidfd := -1
 	attr := &syscall.ProcAttr{
@@ -128,6 +125,18 @@ func (b *building) fork(birth *os.File) error {
 	}
 	b.pid, b.pidfd = pid, os.NewFile(uintptr(pidfd), "pidfd")
 	return nil
+}
+
+// pin gives the guest, and with it whatever it starts, the CPUs of its sandbox.
+func (b *building) pin() error {
+	if len(b.r.CPUs) == 0 {
+		return nil
+	}
+	var set unix.CPUSet
+	for _, c := range b.r.CPUs {
+		set.Set(c)
+	}
+	return unix.SchedSetaffinity(b.pid, &set)
 }
 
 // kill ends a guest whose sandbox did not come up.

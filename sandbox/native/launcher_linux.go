@@ -29,6 +29,7 @@ type launcher struct {
 	mu     sync.Mutex
 	guests map[int]uint64 // pid -> request
 	early  map[int]uint32 // ended before it was noted
+	blanks map[string]*building
 }
 
 // launcherMain is the whole life of a launcher process. Descriptor 3 is the daemon's
@@ -98,7 +99,7 @@ func newLauncher(arg string) (*launcher, error) {
 		return nil, fmt.Errorf("close inherited descriptors: %w", err)
 	}
 	unix.CloseOnExec(3)
-	l := &launcher{stage: e.Stage, guests: map[int]uint64{}, early: map[int]uint32{}}
+	l := &launcher{stage: e.Stage, guests: map[int]uint64{}, early: map[int]uint32{}, blanks: map[string]*building{}}
 	var err error
 	if l.daemon, err = newConn(3); err != nil {
 		return nil, err
@@ -158,8 +159,17 @@ func guestFile() (*os.File, error) {
 
 func (l *launcher) serve(r *request, files []*os.File) {
 	defer closeAll(files)
-	if r.Release {
+	switch {
+	case r.Release:
 		l.release(r.ID)
+		return
+	case r.Prepare:
+		l.prepare(r)
+		return
+	case r.Drop:
+		if b := l.takeBlank(r.Name); b != nil {
+			_ = b.drop()
+		}
 		return
 	}
 	b, err := l.build(r, files)
@@ -168,7 +178,7 @@ func (l *launcher) serve(r *request, files []*os.File) {
 		return
 	}
 	files = append([]*os.File{b.rootClone, b.upper, b.pidfd, b.pool, b.socket}, b.listeners...)
-	_ = l.daemon.send(reply{ID: r.ID, Pid: b.pid, Attached: b.attached}, files...)
+	_ = l.daemon.send(reply{ID: r.ID, Pid: b.pid, Attached: b.attached, Slot: b.slot}, files...)
 	b.close()
 	l.note(b.pid, r.ID)
 }

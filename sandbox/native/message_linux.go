@@ -23,11 +23,14 @@ type request struct {
 	ID uint64
 	// Release, with an ID alone, gives up an upper that was Attached; it is not answered.
 	Release bool `json:",omitempty"`
-	Name    string
-	IDs     sandbox.IDMap
-	Lowers  []lower
-	Upper   sandbox.Upper
-	OCI     *specs.Spec
+	// Prepare, with Name and IDs, makes a blank: cgroups and a guest in its namespaces. Drop,
+	// with Name, ends one; it is not answered.
+	Prepare, Drop bool `json:",omitempty"`
+	Name          string
+	IDs           sandbox.IDMap
+	Lowers        []lower
+	Upper         sandbox.Upper
+	OCI           *specs.Spec
 	// Filters are compiled seccomp programs.
 	Filters [][]byte
 	CPUs    []int
@@ -49,6 +52,8 @@ type reply struct {
 	Pid   int    `json:",omitempty"`
 	// Attached: the upper stays in the launcher's mount namespace until it is released.
 	Attached bool `json:",omitempty"`
+	// Slot: the cgroups of the first call are there.
+	Slot bool `json:",omitempty"`
 	// Exited is set in the second reply of an ID; Status is as wait(2) gives it.
 	Exited bool   `json:",omitempty"`
 	Status uint32 `json:",omitempty"`

@@ -57,7 +57,9 @@ type Launcher struct {
 	closed  bool
 	nextID  uint64
 	nextCPU int
-	filters map[*specs.LinuxSeccomp][]byte
+	// prepared says which process has the blank of a name.
+	prepared map[string]*launcherProcess
+	filters  map[*specs.LinuxSeccomp][]byte
 
 	wg sync.WaitGroup
 }
@@ -105,7 +107,7 @@ func New(cfg Config) (*Launcher, error) {
 	if err := os.MkdirAll(stage, 0o700); err != nil {
 		return nil, err
 	}
-	l := &Launcher{cfg: cfg, tree: t, filters: map[*specs.LinuxSeccomp][]byte{}}
+	l := &Launcher{cfg: cfg, tree: t, filters: map[*specs.LinuxSeccomp][]byte{}, prepared: map[string]*launcherProcess{}}
 	l.info = sandbox.Info{Name: "native", UserNS: true, Cgroup: t.mode(), PTY: true, Freeze: t.unified != ""}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -243,6 +245,29 @@ func (l *Launcher) Start(ctx context.Context, spec sandbox.Spec) (*Sandbox, erro
 	if err != nil {
 		return nil, err
 	}
+	if err := l.unprepare(spec.Name, p); err != nil {
+		return nil, err
+	}
+	answer, err := p.ask(r, fds)
+	if err != nil {
+		return nil, errors.Join(err, l.tree.remove(spec.Name))
+	}
+	select {
+	case a, ok := <-answer:
+		if err := a.failure(ok); err != nil {
+			// A launcher that died in the middle has not cleared away.
+			return nil, errors.Join(fmt.Errorf("start sandbox %s: %w", spec.Name, err), l.tree.remove(spec.Name))
+		}
+		return l.adopt(p, r, spec, a)
+	case <-ctx.Done():
+		l.wg.Go(func() { l.abandon(p, r, spec, answer) }) //nolint:contextcheck // ctx is over: the clean-up has a deadline of its own
+		return nil, context.Cause(ctx)
+	}
+}
+
+// ask sends a request; what comes back is sent to the channel, which is closed when the
+// launcher dies before.
+func (p *launcherProcess) ask(r *request, fds []*os.File) (chan started, error) {
 	answer := make(chan started, 1)
 	p.mu.Lock()
 	if p.dead {
@@ -254,20 +279,19 @@ func (l *Launcher) Start(ctx context.Context, spec sandbox.Spec) (*Sandbox, erro
 	if err := p.conn.send(r, fds...); err != nil {
 		return nil, fmt.Errorf("ask launcher: %w", err)
 	}
-	select {
-	case a, ok := <-answer:
-		if !ok {
-			return nil, errors.New("launcher process died")
-		}
-		if a.Error != "" {
-			closeAll(a.files)
-			return nil, fmt.Errorf("start sandbox %s: %s", spec.Name, a.Error)
-		}
-		return l.adopt(p, r, spec, a)
-	case <-ctx.Done():
-		l.wg.Go(func() { l.abandon(p, r, spec, answer) }) //nolint:contextcheck // ctx is over: the clean-up has a deadline of its own
-		return nil, context.Cause(ctx)
+	return answer, nil
+}
+
+// failure is what an answer says that went wrong; ok is false when none came.
+func (a started) failure(ok bool) error {
+	switch {
+	case !ok:
+		return errors.New("launcher process died")
+	case a.Error != "":
+		closeAll(a.files)
+		return errors.New(a.Error)
 	}
+	return nil
 }
 
 // abandon ends a sandbox whose caller did not wait for it.
@@ -311,7 +335,11 @@ func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a st
 	}
 	p.hold(r.ID, s)
 	s.wg.Go(s.listen)
-	s.wg.Go(s.slots.ahead)
+	if a.Slot {
+		s.slots.given()
+	} else {
+		s.wg.Go(s.slots.ahead)
+	}
 	return s, nil
 }
 
@@ -334,16 +362,25 @@ func (l *Launcher) launcher() (*launcherProcess, error) {
 	return l.proc, nil
 }
 
+func checkName(name string, ids sandbox.IDMap) error {
+	if name == "" || len(name) > 40 || name != filepath.Base(name) {
+		return fmt.Errorf("sandbox name %q", name)
+	}
+	if ids.Size == 0 || ids.HostID == 0 {
+		return errors.New("sandbox without an id map")
+	}
+	return nil
+}
+
 func check(spec sandbox.Spec) error {
+	if err := checkName(spec.Name, spec.IDs); err != nil {
+		return err
+	}
 	switch {
-	case spec.Name == "" || len(spec.Name) > 40 || spec.Name != filepath.Base(spec.Name):
-		return fmt.Errorf("sandbox name %q", spec.Name)
 	case len(spec.Root.Lowers) == 0:
 		return errors.New("sandbox without a lower layer")
 	case spec.OCI == nil || spec.OCI.Linux == nil || spec.OCI.Linux.Resources == nil:
 		return errors.New("sandbox without a runtime-spec")
-	case spec.IDs.Size == 0 || spec.IDs.HostID == 0:
-		return errors.New("sandbox without an id map")
 	case spec.Root.Upper.Bytes <= 0 || spec.Root.Upper.Inodes <= 0:
 		return errors.New("sandbox without a disk limit")
 	}
@@ -437,7 +474,7 @@ func (l *Launcher) Close() error {
 	_ = p.conn.uc.CloseWrite()
 	<-p.gone
 	l.wg.Wait()
-	errs = append(errs, l.tree.removeParent())
+	errs = append(errs, l.removeBlanks(), l.tree.removeParent())
 	return errors.Join(errs...)
 }
 

@@ -71,10 +71,24 @@ func (s *slots) ahead() {
 	s.release(sl)
 }
 
+// given notes the first slot, which the launcher made.
+func (s *slots) given() {
+	s.mu.Lock()
+	sl := s.newLocked()
+	s.mu.Unlock()
+	sl.made = true
+	sl.rest(0, 0)
+	s.release(sl)
+}
+
 func (s *slots) newLocked() *slot {
-	sl := &slot{tree: s.tree, path: s.name + "/c/" + strconv.Itoa(s.next)}
+	sl := newSlot(s.tree, s.name, s.next)
 	s.next++
 	return sl
+}
+
+func newSlot(t *tree, name string, n int) *slot {
+	return &slot{tree: t, path: name + "/c/" + strconv.Itoa(n)}
 }
 
 // release gives a slot back; processes may still live in it.
