@@ -188,7 +188,10 @@ func (o *oneWorld) Import(_ context.Context, r io.Reader, _ string, _ overlay.Pr
 	return theWorld, err
 }
 
-func (o *oneWorld) Export(_ context.Context, _ string, w io.Writer) error {
+func (o *oneWorld) Export(ctx context.Context, ref string, w io.Writer) error {
+	if _, err := o.World(ctx, ref); err != nil {
+		return err
+	}
 	_, err := io.WriteString(w, "an image")
 	return err
 }
