@@ -20,11 +20,15 @@ import (
 	"syscall"
 )
 
-// Client talks to a daemon over its unix socket. It sets no timeouts and no bound on
-// connections: deadlines are the daemon's and the context's. Its methods may be called
-// from any goroutine. Errors are *Error, or the context's.
+// Client talks to a daemon, over its unix socket or over TLS. It sets no timeouts and no
+// bound on connections: deadlines are the daemon's and the context's. Its methods may be
+// called from any goroutine. Errors are *Error, or the context's.
 type Client struct {
-	socket string
+	// socket is empty, and host set, of a client of another host.
+	socket, host string
+	token        string
+	// failed is what every request ends in, of a client whose target was wrong.
+	failed error
 	http   *http.Client
 	// generation is sent with every request when above 0.
 	generation int64
@@ -44,16 +48,19 @@ func SocketPath(flag string) string {
 // NewClient makes a client of the daemon at socket. It connects when first used.
 func NewClient(socket string) *Client {
 	var d net.Dialer
-	return &Client{socket: socket, http: &http.Client{
-		Transport: &http.Transport{
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return d.DialContext(ctx, "unix", socket)
-			},
-			MaxIdleConns: 0, MaxIdleConnsPerHost: 4096,
-			DisableCompression: true,
+	return &Client{socket: socket, http: httpClient(&http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return d.DialContext(ctx, "unix", socket)
 		},
+	})}
+}
+
+func httpClient(t *http.Transport) *http.Client {
+	t.MaxIdleConns, t.MaxIdleConnsPerHost, t.DisableCompression = 0, 4096, true
+	return &http.Client{
+		Transport:     t,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}
+	}
 }
 
 // WithGeneration returns a client whose requests carry a run's generation, so that they
@@ -65,7 +72,14 @@ func (c *Client) WithGeneration(generation int64) *Client {
 }
 
 // Close closes idle connections.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
+func (c *Client) Close() {
+	if c.http != nil {
+		c.http.CloseIdleConnections()
+	}
+}
+
+// Local says whether the daemon is this host's, reached by its socket.
+func (c *Client) Local() bool { return c.host == "" }
 
 // segment escapes one segment of a path.
 func segment(s string) string { return url.PathEscape(s) }
@@ -83,7 +97,10 @@ type call struct {
 // send sends a request and returns an answer that is a success; its body is the
 // caller's to close.
 func (c *Client) send(ctx context.Context, r call) (*http.Response, error) {
-	u := "http://paddock" + r.path
+	if c.failed != nil {
+		return nil, c.failed
+	}
+	u := c.base() + r.path
 	if len(r.query) > 0 {
 		u += "?" + r.query.Encode()
 	}
@@ -97,6 +114,9 @@ func (c *Client) send(ctx context.Context, r call) (*http.Response, error) {
 	}
 	if r.accept != "" {
 		req.Header.Set("Accept", r.accept)
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
 	if c.generation > 0 {
 		req.Header.Set(HeaderGeneration, strconv.FormatInt(c.generation, 10))
@@ -112,6 +132,14 @@ func (c *Client) send(ctx context.Context, r call) (*http.Response, error) {
 	return nil, readProblem(resp)
 }
 
+// base is what every URL begins with.
+func (c *Client) base() string {
+	if c.host != "" {
+		return "https://" + c.host
+	}
+	return "http://paddock"
+}
+
 // readProblem reads an answer that is no success.
 func readProblem(resp *http.Response) error {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
@@ -119,7 +147,7 @@ func readProblem(resp *http.Response) error {
 	if err != nil || json.Unmarshal(body, p) != nil || p.Kind == "" {
 		return &Error{
 			Kind: Internal, Status: resp.StatusCode,
-			Detail: fmt.Sprintf("status %s without a problem document; is this paddock's socket?", resp.Status),
+			Detail: fmt.Sprintf("status %s without a problem document; is this paddock?", resp.Status),
 		}
 	}
 	return p
@@ -129,6 +157,11 @@ func readProblem(resp *http.Response) error {
 func (c *Client) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
+	}
+	if c.host != "" {
+		if p := c.explainRemote(err); p != nil {
+			return p
+		}
 	}
 	var dial *net.OpError
 	if errors.As(err, &dial) && dial.Op == "dial" {

@@ -29,6 +29,7 @@ const (
 	BuildFailed      Kind = "build_failed"   // a tool of the recipe failed; Detail ends in its last words
 	ForeignOrigin    Kind = "foreign_origin" // a browser's request, or one for another host
 	PermissionDenied Kind = "permission_denied"
+	Unauthenticated  Kind = "unauthenticated" // over TCP: no token, or one that is not the daemon's
 )
 
 // Kinds that say what stands already: look at it, then go on from there.

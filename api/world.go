@@ -164,6 +164,6 @@ type Capacity struct {
 	// Blanks and Warm are the sandboxes made ahead that wait to be used, begun ones and whole ones.
 	Blanks int `json:"blanks"`
 	Warm   int `json:"warm"`
-	// Sandboxes are the names of those that the daemon has.
-	Sandboxes []string `json:"sandboxes"`
+	// Sandboxes are the names of those that the daemon has; null for all but root.
+	Sandboxes []string `json:"sandboxes" doc:"null for all but root"`
 }

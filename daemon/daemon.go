@@ -1,5 +1,5 @@
-// Package daemon serves paddock's API as HTTP/1.1 on a unix socket. It owns the socket,
-// who may connect, the table of routes, the strict reading of requests, and the
+// Package daemon serves paddock's API as HTTP/1.1 on a unix socket and, when it is told to,
+// over TLS to other hosts. It owns the sockets, who may connect and as which tenant, the table of routes, the strict reading of requests, and the
 // translation between wire types (api) and the runner's. It decides nothing about
 // episodes.
 //
@@ -20,6 +20,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/paddock-run/paddock/api"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
@@ -39,6 +41,11 @@ type Config struct {
 	Policies *policies.Set
 	Launcher Informer
 	Socket   SocketOptions
+	// Tenants are those of local uids that share their runs with others under one name; a
+	// uid that is not in it is a tenant of its own, called by its number.
+	Tenants map[uint32]string
+	// Remote is where clients of other hosts may connect.
+	Remote RemoteOptions
 	// Sockets are the sockets of single episodes, whose requests the server answers too.
 	Sockets *Sockets
 	// Spool is a directory for uploads that are being worked on; empty is the system's.
@@ -47,7 +54,8 @@ type Config struct {
 	Version string
 	Host    policies.Host
 	Log     *slog.Logger
-	// MaxConns caps open connections; 0 is DefaultMaxConns.
+	// MaxConns caps open connections; 0 is DefaultMaxConns. Half as many again may come from
+	// other hosts.
 	MaxConns int
 }
 
@@ -71,8 +79,12 @@ type Server struct {
 	ending context.Context //nolint:containedctx // the life of the server, which outlasts any request
 	end    context.CancelCauseFunc
 
-	mu    sync.Mutex
-	conns *listener
+	// remote is nil where nothing listens for other hosts.
+	remote *remote
+
+	mu          sync.Mutex
+	conns       *listener
+	remoteConns net.Listener
 }
 
 // errStopping is the cause of streams ended by Shutdown.
@@ -92,6 +104,11 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s.document = doc
+	if cfg.Remote != (RemoteOptions{}) {
+		if s.remote, err = newRemote(cfg.Remote, cfg.Log); err != nil {
+			return nil, err
+		}
+	}
 	s.declared = declared(s.routes)
 	s.handler = s.mux(s.routes, nil)
 	s.http = s.httpServer(s.handler)
@@ -119,31 +136,58 @@ func (s *Server) Listen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	g := newGate(gid)
+	g.tenants = s.cfg.Tenants
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.conns = s.newListener(l, newGate(gid), s.cfg.MaxConns)
+	s.conns = s.newListener(l, g, s.cfg.MaxConns)
+	if s.remote == nil {
+		return nil
+	}
+	if s.remoteConns, err = s.remote.listen(ctx, s.newCaps(max(1, s.cfg.MaxConns/2))); err != nil {
+		return errors.Join(err, l.Close(), os.Remove(s.cfg.Socket.Path))
+	}
 	return nil
 }
 
-func (s *Server) newListener(l *net.UnixListener, g gate, most int) *listener {
-	return &listener{
-		UnixListener: l, gate: g, max: most, perUser: max(1, most*3/4),
-		log: s.log, metrics: s.metrics, open: map[uint32]int{},
+// RemoteAddr is where the daemon listens for other hosts; nil is nowhere. Listen comes first.
+func (s *Server) RemoteAddr() net.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.remoteConns == nil {
+		return nil
 	}
+	return s.remoteConns.Addr()
+}
+
+func (s *Server) newListener(l *net.UnixListener, g gate, most int) *listener {
+	return &listener{UnixListener: l, gate: g, caps: s.newCaps(most), log: s.log}
 }
 
 // Serve answers until Shutdown or Close; then it returns nil.
 func (s *Server) Serve() error {
 	s.mu.Lock()
-	l := s.conns
+	listeners := map[string]net.Listener{}
+	if s.conns != nil {
+		listeners[s.cfg.Socket.Path] = s.conns
+	}
+	if s.remoteConns != nil {
+		listeners[s.cfg.Remote.Address] = s.remoteConns
+	}
 	s.mu.Unlock()
-	if l == nil {
+	if len(listeners) == 0 {
 		return errors.New("serve: Listen was not called")
 	}
-	if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve %s: %w", s.cfg.Socket.Path, err)
+	var g errgroup.Group
+	for where, l := range listeners {
+		g.Go(func() error {
+			if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				return errors.Join(fmt.Errorf("serve %s: %w", where, err), s.http.Close())
+			}
+			return nil
+		})
 	}
-	return nil
+	return g.Wait()
 }
 
 // Drain refuses new work from now on; what runs may finish, and looking is still allowed.

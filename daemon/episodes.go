@@ -350,12 +350,33 @@ func (s *Server) writeReward(q *request, in api.RewardSpec) (api.Episode, error)
 }
 
 func (s *Server) createBatch(q *request, in api.BatchSpec) (api.Batch, error) {
+	if err := checkHostAgents(q.peer, in); err != nil {
+		return api.Batch{}, err
+	}
 	b, err := s.run.CreateBatch(q.Context(), q.owner(), batchSpec(in))
 	if err != nil {
 		return api.Batch{}, err
 	}
 	q.status = http.StatusCreated
 	return wireBatch(b), nil
+}
+
+// checkHostAgents refuses programs of this host to those who have no user on it: a token
+// is for sandboxes.
+func checkHostAgents(p peer, in api.BatchSpec) error {
+	if p.remote == "" {
+		return nil
+	}
+	for i, e := range in.Episodes {
+		if len(e.Agent.Host) > 0 {
+			return &api.Error{
+				Kind: api.PermissionDenied, Field: fmt.Sprintf("/episodes/%d/agent/host", i),
+				Detail: "programs of the daemon's host are run for its own users alone",
+				Hint:   "run the agent where the client is, or in the sandbox with agent.command",
+			}
+		}
+	}
+	return nil
 }
 
 func batchOr(b runner.Batch, err error) (api.Batch, error) {

@@ -16,13 +16,17 @@ type Informer interface {
 	Info() sandbox.Info
 }
 
-func (s *Server) capacity(*request, empty) (api.Capacity, error) {
+func (s *Server) capacity(q *request, _ empty) (api.Capacity, error) {
 	c := s.run.Capacity()
-	return api.Capacity{
+	out := api.Capacity{
 		CPUs: c.CPUs, MemoryBytes: c.MemoryBytes, UsedCPUs: c.UsedCPUs, UsedMemoryBytes: c.UsedMemoryBytes,
 		Queued: c.Queued, MaxQueue: c.MaxQueue, Live: c.Live, Draining: s.draining.Load(), Blanks: c.Blanks, Warm: c.Warm,
-		Sandboxes: append([]string{}, s.run.Sandboxes()...),
-	}, nil
+	}
+	// The names are those of every tenant's episodes.
+	if q.peer.root() {
+		out.Sandboxes = append([]string{}, s.run.Sandboxes()...)
+	}
+	return out, nil
 }
 
 func (s *Server) info() api.VersionInfo {

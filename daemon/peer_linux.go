@@ -10,15 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peer is who connected, as the kernel says. Refusal is empty for those let in.
+// peer is who connected: over the unix socket as the kernel says, over TCP as its token
+// says. Refusal is empty for those let in.
 type peer struct {
 	uid, gid uint32
 	pid      int32
 	refusal  string
+	// tenant is whose runs it drives. Of a remote peer it is empty until the guard has seen
+	// a token.
+	tenant string
+	// remote is the address of one who came over TCP; it has no uid. known takes it out of
+	// the count of strangers.
+	remote string
+	known  func()
 }
 
 // owner is the peer as the owner of runs.
-func (p peer) owner() string { return strconv.FormatUint(uint64(p.uid), 10) }
+func (p peer) owner() string { return p.tenant }
+
+// root says whether the kernel vouches that the peer is root of this host.
+func (p peer) root() bool { return p.remote == "" && p.uid == 0 }
 
 // gate decides who is let in.
 type gate struct {
@@ -26,9 +37,19 @@ type gate struct {
 	group int // -1: none
 	// only, when set, lets this uid in and nobody else but root and the daemon's own.
 	only *uint32
+	// tenants are those of uids that are not their own.
+	tenants map[uint32]string
 }
 
 func newGate(group int) gate { return gate{own: uint32(os.Geteuid()), group: group} }
+
+// tenant is whose runs a uid drives: those of the tenant it was given to, else its own.
+func (g gate) tenant(uid uint32) string {
+	if name, ok := g.tenants[uid]; ok {
+		return name
+	}
+	return strconv.FormatUint(uint64(uid), 10)
+}
 
 // check asks the kernel who is at the other end of conn.
 func (g gate) check(conn *net.UnixConn) (peer, error) {
@@ -43,7 +64,7 @@ func (g gate) check(conn *net.UnixConn) (peer, error) {
 		if cred, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); asked != nil {
 			return
 		}
-		p = peer{uid: cred.Uid, gid: cred.Gid, pid: cred.Pid}
+		p = peer{uid: cred.Uid, gid: cred.Gid, pid: cred.Pid, tenant: g.tenant(cred.Uid)}
 		if g.admits(p, nil) {
 			return
 		}

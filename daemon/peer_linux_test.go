@@ -33,18 +33,25 @@ func TestMain(m *testing.M) {
 }
 
 func askVersion(socket string) int {
-	v, err := api.NewClient(socket).Version(context.Background())
+	client := api.NewClient(socket)
+	v, err := client.Version(context.Background())
 	p, _ := errors.AsType[*api.Error](err)
 	if err != nil && p == nil {
 		p = &api.Error{Kind: "untyped", Detail: err.Error()}
 	}
-	_ = json.NewEncoder(os.Stdout).Encode(map[string]any{"version": v, "problem": p})
+	var run api.Run
+	if err == nil {
+		// Whose runs these are, where the socket is not an episode's.
+		run, _ = client.OpenRun(context.Background(), api.RunSpec{Name: "mine", Resume: "auto"})
+	}
+	_ = json.NewEncoder(os.Stdout).Encode(map[string]any{"version": v, "problem": p, "owner": run.Owner})
 	return 0
 }
 
 type asked struct {
 	Version api.VersionInfo
 	Problem *api.Error
+	Owner   string
 }
 
 // askAs asks for the version as another user.

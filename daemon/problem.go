@@ -29,6 +29,8 @@ func statusOf(kind api.Kind) int {
 		return http.StatusNotFound
 	case api.MethodNotAllowed:
 		return http.StatusMethodNotAllowed
+	case api.Unauthenticated:
+		return http.StatusUnauthorized
 	case api.PermissionDenied, api.ForeignOrigin, api.RefusedByPolicy:
 		return http.StatusForbidden
 	case api.EpisodeDeleted:
@@ -48,19 +50,20 @@ func statusOf(kind api.Kind) int {
 
 // hints say what to do about an error where the daemon knows nothing better.
 var hints = map[api.Kind]string{
-	api.UnknownWorld:   "list worlds with `paddock world ls`; the smallest one is made in an instant by `paddock world build --busybox --name busybox`",
-	api.UnknownPolicy:  "list policies with `paddock policy ls`",
-	api.RunExists:      `open it again with resume "resume" or "auto", or choose another name`,
-	api.Fenced:         "another driver has resumed this run; stop this one",
-	api.SpecConflict:   `choose another id, or send on_conflict "supersede" to keep the old attempt as history and start anew`,
-	api.CallConflict:   "a sequence number names one call for good; number the calls of an attempt 1, 2, 3, ...",
-	api.EpisodeEnded:   `start a new attempt with attempt "next", or another episode`,
-	api.WorldUnhealthy: "mend the world's set-up and build it anew with `paddock world build`; to build or import the same world again lifts it too",
-	api.BuildFailed:    "the detail ends in the tool's last words: correct the suite or the packages, or build again when the mirror answers",
-	api.OverCapacity:   "ask again after retry_after seconds",
-	api.Draining:       "the daemon is stopping; ask again when it is back",
-	api.Internal:       "this is a bug of paddock; the daemon's log has a line with the incident",
-	api.ForeignOrigin:  "the daemon is not for browsers; ask for http://paddock/ or http://localhost/ on the unix socket",
+	api.UnknownWorld:    "list worlds with `paddock world ls`; the smallest one is made in an instant by `paddock world build --busybox --name busybox`",
+	api.UnknownPolicy:   "list policies with `paddock policy ls`",
+	api.RunExists:       `open it again with resume "resume" or "auto", or choose another name`,
+	api.Fenced:          "another driver has resumed this run; stop this one",
+	api.SpecConflict:    `choose another id, or send on_conflict "supersede" to keep the old attempt as history and start anew`,
+	api.CallConflict:    "a sequence number names one call for good; number the calls of an attempt 1, 2, 3, ...",
+	api.EpisodeEnded:    `start a new attempt with attempt "next", or another episode`,
+	api.WorldUnhealthy:  "mend the world's set-up and build it anew with `paddock world build`; to build or import the same world again lifts it too",
+	api.BuildFailed:     "the detail ends in the tool's last words: correct the suite or the packages, or build again when the mirror answers",
+	api.OverCapacity:    "ask again after retry_after seconds",
+	api.Draining:        "the daemon is stopping; ask again when it is back",
+	api.Internal:        "this is a bug of paddock; the daemon's log has a line with the incident",
+	api.ForeignOrigin:   "the daemon is not for browsers; ask for http://paddock/ or http://localhost/ on the unix socket, and over TCP for a name of its certificate",
+	api.Unauthenticated: "ask the daemon's operator for a token of your tenant; paddock reads it from --token-file or PADDOCK_TOKEN_FILE",
 }
 
 // finishProblem fills what follows from the kind.
@@ -103,6 +106,9 @@ func (s *Server) writeProblem(w http.ResponseWriter, operation string, err error
 	}
 	h := w.Header()
 	h.Set("Content-Type", api.MediaProblem)
+	if p.Kind == api.Unauthenticated {
+		h.Set("WWW-Authenticate", `Bearer realm="paddock"`)
+	}
 	if p.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(p.RetryAfter))))
 	}

@@ -36,7 +36,7 @@ type route struct {
 
 // common are the errors that every route may answer with.
 var common = []api.Kind{
-	api.BadRequest, api.UnknownField, api.TooLarge, api.UnsupportedMedia, api.PermissionDenied, api.ForeignOrigin,
+	api.BadRequest, api.UnknownField, api.TooLarge, api.UnsupportedMedia, api.PermissionDenied, api.Unauthenticated, api.ForeignOrigin,
 	api.RouteNotFound, api.MethodNotAllowed, api.Draining, api.TooManyConns, api.PlatformFault, api.Internal,
 }
 
@@ -261,31 +261,58 @@ func (s *Server) refuseMethod(allowed []string) http.Handler {
 // guard lets in who may come in, whatever they ask for.
 func (s *Server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p, known := r.Context().Value(peerKey{}).(peer)
-		switch {
-		case !known:
-			s.writeProblem(w, "none", &api.Error{Kind: api.PermissionDenied, Detail: "the connection has no credentials"})
-		case p.refusal != "":
-			s.metrics.refusedPeers.Inc()
-			s.log.Warn("refused", slog.Int("uid", int(p.uid)), slog.Int("pid", int(p.pid)))
-			// Nothing of the request is of interest; the connection is not kept.
+		p, err := s.admitted(r)
+		if err != nil {
+			// Nothing else of the request is of interest; the connection is not kept.
 			w.Header().Set("Connection", "close")
-			s.writeProblem(w, "none", &api.Error{Kind: api.PermissionDenied, Detail: p.refusal})
-		case r.Header.Get("Origin") != "" || !ownHost(r.Host):
-			s.writeProblem(w, "none", &api.Error{
-				Kind:   api.ForeignOrigin,
-				Detail: fmt.Sprintf("host %q, origin %q: not this daemon's", printable(r.Host), printable(r.Header.Get("Origin"))),
-			})
-		case unclean(r.URL.EscapedPath()):
+			s.writeProblem(w, "none", err)
+			return
+		}
+		if unclean(r.URL.EscapedPath()) {
 			// ServeMux would redirect to the clean path, and a POST would lose its body.
 			s.writeProblem(w, "none", &api.Error{
 				Kind: api.BadRequest, Field: "path",
 				Detail: fmt.Sprintf("path %s: a segment is empty, . or .., and nothing is called so", printable(r.URL.EscapedPath())),
 			})
-		default:
-			next.ServeHTTP(w, r)
+			return
 		}
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey{}, p)))
 	})
+}
+
+// admitted is who asks, with the tenant, or why it is refused.
+func (s *Server) admitted(r *http.Request) (peer, error) {
+	p, ok := r.Context().Value(peerKey{}).(peer)
+	switch {
+	case !ok:
+		return p, &api.Error{Kind: api.PermissionDenied, Detail: "the connection has no credentials"}
+	case p.refusal != "":
+		s.metrics.refusedPeers.Inc()
+		s.log.Warn("refused", slog.Int("uid", int(p.uid)), slog.Int("pid", int(p.pid)))
+		return p, &api.Error{Kind: api.PermissionDenied, Detail: p.refusal}
+	case r.Header.Get("Origin") != "" || !s.ownHost(p, r.Host):
+		return p, &api.Error{
+			Kind:   api.ForeignOrigin,
+			Detail: fmt.Sprintf("host %q, origin %q: not this daemon's", printable(r.Host), printable(r.Header.Get("Origin"))),
+		}
+	case p.remote == "":
+		return p, nil
+	}
+	var err error
+	if p.tenant, err = s.remote.authenticate(r); err != nil {
+		s.metrics.refusedPeers.Inc()
+		s.log.Warn("refused", slog.String("address", p.remote), slog.Any("error", err))
+		return p, err
+	}
+	p.known()
+	return p, nil
+}
+
+func (s *Server) ownHost(p peer, host string) bool {
+	if p.remote != "" {
+		return s.remote.ownHost(host)
+	}
+	return host == "" || host == "paddock" || host == "localhost"
 }
 
 func unclean(escaped string) bool {
@@ -295,10 +322,6 @@ func unclean(escaped string) bool {
 		}
 	}
 	return false
-}
-
-func ownHost(host string) bool {
-	return host == "" || host == "paddock" || host == "localhost"
 }
 
 // serveRoute is what every route has in common.

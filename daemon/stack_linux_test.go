@@ -26,7 +26,7 @@ const world = "busybox"
 
 // serveEpisodes is a server on real sandboxes and a real record. Only the store of worlds
 // is a small stand-in, which has one world and captures nothing.
-func serveEpisodes(tb testing.TB) *front {
+func serveEpisodes(tb testing.TB, changes ...func(*Config)) *front {
 	tb.Helper()
 	need.Root(tb)
 	dir := need.Tmpfs(tb)
@@ -56,6 +56,9 @@ func serveEpisodes(tb testing.TB) *front {
 			tb.Fatal(err)
 		}
 		c.Runner, c.Launcher = r, l
+		for _, change := range changes {
+			change(c)
+		}
 		// After the server, whose clean-up is registered later and so runs first.
 		tb.Cleanup(func() {
 			if err := errors.Join(r.Close(context.WithoutCancel(tb.Context())), l.Close(), rec.Close()); err != nil {

@@ -60,7 +60,7 @@ func (s *Server) readRecipe(q *request) (in api.Recipe, discard func(), err erro
 		if err := decodeBody(q.Request, q.route.maxBody, &in); err != nil {
 			return in, nil, err
 		}
-		if (in.Dir != "" || in.Tar != "") && q.peer.uid != 0 {
+		if (in.Dir != "" || in.Tar != "") && !q.peer.root() {
 			return in, nil, &api.Error{
 				Kind: api.PermissionDenied, Field: "/dir",
 				Detail: "the daemon reads files of the host for root alone",

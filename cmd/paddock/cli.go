@@ -33,6 +33,8 @@ const (
 // cli is what every command shares.
 type cli struct {
 	socket string
+	target api.Target
+	conn   *api.Client
 	json   bool
 	in     io.Reader
 	out    io.Writer
@@ -123,7 +125,13 @@ func kindOfExit(code int) string {
 }
 
 // client is the daemon's client.
-func (c *cli) client() *api.Client { return api.NewClient(api.SocketPath(c.socket)) }
+func (c *cli) client() *api.Client {
+	if c.conn == nil {
+		c.target.Socket = c.socket
+		c.conn = api.Connect(c.target)
+	}
+	return c.conn
+}
 
 // show writes v as JSON with --json, else what human writes.
 func (c *cli) show(v any, human func(w io.Writer)) error {

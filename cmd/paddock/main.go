@@ -62,6 +62,9 @@ func rootCommand(c *cli) *cobra.Command {
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&c.socket, "socket", "", "the daemon's unix socket; else $PADDOCK_SOCKET, else /run/paddock/paddock.sock")
+	flags.StringVar(&c.target.Host, "host", "", "HOST:PORT of a daemon that listens for other hosts; else $PADDOCK_HOST")
+	flags.StringVar(&c.target.TokenFile, "token-file", "", "file with the token for --host; else $PADDOCK_TOKEN_FILE")
+	flags.StringVar(&c.target.CAFile, "tls-ca", "", "PEM certificates that vouch for --host; else $PADDOCK_TLS_CA, else the system's")
 	flags.BoolVar(&c.json, "json", false, "print JSON instead of tables")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%s: %w", cmd.CommandPath(), err)}

@@ -29,6 +29,8 @@ type serveOptions struct {
 	root, socket, socketGroup string
 	cgroupParent              string
 	policyDir                 string
+	remote                    daemon.RemoteOptions
+	tenants                   []string
 	faults                    string
 	logLevel, logFormat       string
 	maxConns                  int
@@ -53,6 +55,11 @@ func serveCommand(c *cli) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.root, "root", defaultRoot, "the store's directory")
 	f.StringVar(&o.socketGroup, "socket-group", "", "group whose members may connect; root alone by default")
+	f.StringVar(&o.remote.Address, "listen", "", "HOST:PORT for clients of other hosts, over TLS and with a token; nowhere by default")
+	f.StringVar(&o.remote.CertFile, "tls-cert", "", "PEM certificate for --listen; clients may ask for its names alone")
+	f.StringVar(&o.remote.KeyFile, "tls-key", "", "PEM key of --tls-cert")
+	f.StringVar(&o.remote.TokenFile, "token-file", "", "file with a line TENANT TOKEN for each client of --listen; read again when it changes")
+	f.StringArrayVar(&o.tenants, "tenant", nil, "NAME=UID[,UID...]: local users who share their runs; by default each user is a tenant of its own")
 	f.StringVar(&o.cgroupParent, "cgroup-parent", defaultCgroupParent, "cgroup below which the daemon makes its own")
 	f.StringVar(&o.policyDir, "policy-dir", "", "directory of policies of your own, NAME.json each; `paddock policy check FILE` checks one")
 	f.StringVar(&o.faults, "inject-faults", "", "SHARE[:SEED]: kill the sandboxes of a share (0 to 1) of first attempts from outside, to prove retries")
@@ -72,6 +79,12 @@ func (o serveOptions) serve(ctx context.Context, errs io.Writer) error {
 	}
 	faults, err := parseFaults(o.faults)
 	if err != nil {
+		return err
+	}
+	if _, err := o.tenantsByUID(); err != nil {
+		return err
+	}
+	if err := o.checkRemote(); err != nil {
 		return err
 	}
 	if os.Geteuid() != 0 {
@@ -141,6 +154,40 @@ func parseFaults(text string) (*runner.Faults, error) {
 	return f, nil
 }
 
+// checkRemote refuses a listener that would be less than it has to be.
+func (o serveOptions) checkRemote() error {
+	r := o.remote
+	if r == (daemon.RemoteOptions{}) || r.Address != "" && r.CertFile != "" && r.KeyFile != "" && r.TokenFile != "" {
+		return nil
+	}
+	return usageError{errors.New("--listen, --tls-cert, --tls-key and --token-file go together: there is no listener without TLS and tokens")}
+}
+
+// tenantsByUID reads NAME=UID[,UID...].
+func (o serveOptions) tenantsByUID() (map[uint32]string, error) {
+	all := map[uint32]string{}
+	for _, text := range o.tenants {
+		name, uids, _ := strings.Cut(text, "=")
+		if err := daemon.CheckTenant(name); err != nil {
+			return nil, usageError{fmt.Errorf("--tenant %q: %w", text, err)}
+		}
+		if _, err := strconv.ParseUint(name, 10, 64); err == nil {
+			return nil, usageError{fmt.Errorf("--tenant %q: a name of digits is that of the user with this number", text)}
+		}
+		for u := range strings.SplitSeq(uids, ",") {
+			uid, err := strconv.ParseUint(u, 10, 32)
+			if err != nil || uid == 0 {
+				return nil, usageError{fmt.Errorf("--tenant %q: want NAME=UID[,UID...], and root (0) is in none", text)}
+			}
+			if other, twice := all[uint32(uid)]; twice {
+				return nil, usageError{fmt.Errorf("--tenant %q: uid %d is of tenant %s already", text, uid, other)}
+			}
+			all[uint32(uid)] = name
+		}
+	}
+	return all, nil
+}
+
 // stack is the daemon's parts, joined.
 type stack struct {
 	runner *runner.Runner
@@ -153,7 +200,11 @@ type stack struct {
 func (s *stack) run(ctx context.Context, o serveOptions, log *slog.Logger) error {
 	broken := make(chan error, 1)
 	go func() { broken <- s.server.Serve() }()
-	log.Info("ready", slog.String("socket", o.socket), slog.String("root", o.root), slog.String("version", version))
+	ready := []any{slog.String("socket", o.socket), slog.String("root", o.root), slog.String("version", version)}
+	if at := s.server.RemoteAddr(); at != nil {
+		ready = append(ready, slog.String("listen", at.String()))
+	}
+	log.Info("ready", ready...)
 	var failed error
 	select {
 	case failed = <-broken:

@@ -74,9 +74,13 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 	if err != nil {
 		return nil, err
 	}
+	tenants, err := o.tenantsByUID()
+	if err != nil {
+		return nil, errors.Join(err, r.Close(ctx))
+	}
 	server, err := daemon.New(daemon.Config{
 		Runner: r, Policies: set, Launcher: launcher, Sockets: sockets, Spool: filepath.Join(o.root, "tmp"), Version: version,
-		Socket: daemon.SocketOptions{Path: o.socket, Group: o.socketGroup}, Host: hostLimits(), Log: log, MaxConns: o.maxConns,
+		Socket: daemon.SocketOptions{Path: o.socket, Group: o.socketGroup}, Tenants: tenants, Remote: o.remote, Host: hostLimits(), Log: log, MaxConns: o.maxConns,
 	})
 	if err != nil {
 		return nil, errors.Join(err, r.Close(ctx))

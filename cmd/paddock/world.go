@@ -111,7 +111,7 @@ func (c *cli) build(cmd *cobra.Command, r api.Recipe) error {
 	progress := func(p api.Progress) { m.at(p.Step, p.Done, p.Total) }
 	var built api.Built
 	var err error
-	if (r.Dir != "" || r.Tar != "") && os.Geteuid() != 0 {
+	if (r.Dir != "" || r.Tar != "") && (os.Geteuid() != 0 || !c.client().Local()) {
 		built, err = c.buildFrom(cmd, r, progress)
 	} else {
 		built, err = c.client().BuildWorld(cmd.Context(), r, progress)
@@ -143,7 +143,7 @@ func (c *cli) buildFrom(cmd *cobra.Command, r api.Recipe, progress func(api.Prog
 		return c.client().BuildWorldFrom(cmd.Context(), r, f, progress)
 	}
 	if len(r.Ignore) > 0 {
-		return api.Built{}, usageError{errors.New("--ignore works for root alone; leave the entries out of the directory")}
+		return api.Built{}, usageError{errors.New("--ignore works for root of the daemon's host alone; leave the entries out of the directory")}
 	}
 	pr, pw := io.Pipe()
 	go func() {
