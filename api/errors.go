@@ -26,6 +26,7 @@ const (
 	RefusedByPolicy  Kind = "refused_by_policy"
 	BadRecipe        Kind = "bad_recipe"
 	BadArchive       Kind = "bad_archive"
+	PrepareFailed    Kind = "prepare_failed" // the world's program did not get ready; Detail ends in its last words
 	BuildFailed      Kind = "build_failed"   // a tool of the recipe failed; Detail ends in its last words
 	ForeignOrigin    Kind = "foreign_origin" // a browser's request, or one for another host
 	PermissionDenied Kind = "permission_denied"

@@ -19,7 +19,7 @@ func statusOf(kind api.Kind) int {
 	switch kind {
 	case api.BadRequest, api.UnknownField:
 		return http.StatusBadRequest
-	case api.BadRecipe, api.BadArchive, api.BuildFailed, api.UnknownTool, api.UnknownUser:
+	case api.BadRecipe, api.BadArchive, api.BuildFailed, api.PrepareFailed, api.UnknownTool, api.UnknownUser:
 		return http.StatusUnprocessableEntity
 	case api.TooLarge:
 		return http.StatusRequestEntityTooLarge

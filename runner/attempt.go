@@ -46,6 +46,7 @@ type attempt struct {
 	journal Journal
 	dir     string
 	workdir string
+	program *program // of a spec with one
 
 	agent, wall *clock
 	paused      *clock
@@ -61,15 +62,18 @@ type attempt struct {
 	lease    lease
 	endAsked *End
 	// answer and payload are what finish gave.
-	answer   json.RawMessage
-	payload  []byte
-	calls    map[int64]*callEntry
-	ledger   ledger
-	nextSeq  int64
-	inflight map[*inflightCall]struct{}
-	idle     chan struct{} // closed while nothing is in flight
-	sessions map[string]*session
-	users    map[string]resolved
+	answer  json.RawMessage
+	payload []byte
+	calls   map[int64]*callEntry
+	ledger  ledger
+	nextSeq int64
+	// messages were said to the program, the first as call firstMessage.
+	messages     int64
+	firstMessage int64
+	inflight     map[*inflightCall]struct{}
+	idle         chan struct{} // closed while nothing is in flight
+	sessions     map[string]*session
+	users        map[string]resolved
 }
 
 // command is a request to the attempt's goroutine.
@@ -182,7 +186,7 @@ func (a *attempt) begin(ctx context.Context) *End {
 	if err := a.to(ctx, Starting, Lazy, nil); err != nil {
 		return &End{Status: Errored, Cause: Platform, Step: "host_disk", Evidence: []string{err.Error()}}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, seconds(a.plan.Budgets.SetupS), errors.New("setup budget passed"))
+	ctx, cancel := context.WithTimeoutCause(ctx, seconds(a.plan.Budgets.SetupS), errSetup)
 	defer cancel()
 	if err := a.start(ctx); err != nil {
 		a.log.Warn("episode did not start", slog.Any("error", err))
@@ -196,7 +200,12 @@ func (a *attempt) begin(ctx context.Context) *End {
 	a.rec.Clocks.StartS = time.Since(started).Seconds()
 	a.mu.Unlock()
 	setup := time.Now()
-	end := a.setUp(ctx)
+	var end *End
+	if a.program == nil { // else both were done ahead
+		if end = a.setUp(ctx); end == nil {
+			end = a.startProgram(ctx)
+		}
+	}
 	a.r.health.note(a.key.Owner, a.plan.World, end)
 	if end != nil {
 		return end
@@ -213,6 +222,9 @@ func (a *attempt) begin(ctx context.Context) *End {
 }
 
 func (a *attempt) waitAdmission(ctx context.Context) *End {
+	if !stopped(a.ticket.admitted) {
+		a.r.ready.giveWay()
+	}
 	if b := seconds(a.plan.Budgets.QueueS); b > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, b)
@@ -227,29 +239,46 @@ func (a *attempt) waitAdmission(ctx context.Context) *End {
 	}
 }
 
-// start makes the fork, the journal and the sandbox. What it made before an error is
-// released by release, as at any end.
+// start makes the fork, the journal and the sandbox, or takes those made ahead. What it made
+// before an error is released by release, as at any end.
 func (a *attempt) start(ctx context.Context) error {
 	var err error
 	defer a.r.stock.more()
-	b, err := a.r.stock.take(a.kind(), func(ctx context.Context, b box) (box, error) { return a.r.fill(ctx, a.kind(), a.policy, b) })
-	if err != nil {
-		return fmt.Errorf("user ids: %w", err)
+	if a.sb == nil { // else it came with its program
+		if err := a.takeBox(); err != nil {
+			return err
+		}
 	}
-	a.sandbox, a.ids, a.fork, a.sb = b.name, b.ids, b.fork, b.sb
 	if a.dir, err = a.r.cfg.Record.Dir(a.key, a.n); err != nil {
 		return fmt.Errorf("attempt's directory: %w", err)
 	}
 	if a.journal, err = a.r.cfg.Record.Journal(a.key, a.n); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
+	return a.fillBox(ctx)
+}
+
+// takeBox takes the best there is in stock.
+func (a *attempt) takeBox() error {
+	b, err := a.r.stock.take(a.kind(), func(ctx context.Context, b box) (box, error) { return a.r.fill(ctx, a.kind(), a.policy, b) })
+	if err != nil {
+		return fmt.Errorf("user ids: %w", err)
+	}
+	a.sandbox, a.ids, a.fork, a.sb = b.name, b.ids, b.fork, b.sb
+	return nil
+}
+
+// fillBox makes what the box lacks.
+func (a *attempt) fillBox(ctx context.Context) error {
 	if a.sb == nil {
-		b, err = a.r.fill(ctx, a.kind(), a.policy, b)
+		b, err := a.r.fill(ctx, a.kind(), a.policy, box{name: a.sandbox, ids: a.ids})
 		if a.fork, a.sb = b.fork, b.sb; err != nil {
 			return err
 		}
 	}
-	a.tracker = a.fork.Track(a.sb.Upper(), a.ids.HostID)
+	if a.tracker == nil {
+		a.tracker = a.fork.Track(a.sb.Upper(), a.ids.HostID)
+	}
 	return nil
 }
 

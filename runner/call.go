@@ -239,15 +239,11 @@ func (a *attempt) enterCall(c *callState, body [sha256.Size]byte) (e *callEntry,
 		}
 		return e, false, nil
 	}
-	if a.endAsked != nil {
-		return nil, false, &Error{Kind: KindEpisodeEnded, Detail: fmt.Sprintf("attempt %d has ended", a.n), End: a.endAsked}
+	if err := a.roomLocked(); err != nil {
+		return nil, false, err
 	}
 	if len(a.calls) >= maxCalls {
 		return nil, false, &Error{Kind: KindTooLarge, Detail: fmt.Sprintf("an attempt has at most %d calls", maxCalls)}
-	}
-	if l := a.plan.Limits.Calls; l > 0 && int64(len(a.calls)) >= l {
-		a.askLocked(End{Status: Limit, Cause: Agent, Limit: &LimitHit{Name: "calls", Value: float64(l), Measured: float64(l + 1)}})
-		return nil, false, &Error{Kind: KindEpisodeEnded, Detail: "the limit of calls has been reached", End: a.endAsked}
 	}
 	if c.spec.Seq == 0 {
 		c.spec.Seq = a.nextSeq + 1
@@ -257,6 +253,22 @@ func (a *attempt) enterCall(c *callState, body [sha256.Size]byte) (e *callEntry,
 	a.calls[c.spec.Seq] = e
 	return e, true, nil
 }
+
+// roomLocked says why no call can be made any more; nil is that one can. The call that is
+// over the limit ends the episode.
+func (a *attempt) roomLocked() error {
+	if a.endAsked != nil {
+		return &Error{Kind: KindEpisodeEnded, Detail: fmt.Sprintf("attempt %d has ended", a.n), End: a.endAsked}
+	}
+	if l := a.plan.Limits.Calls; l > 0 && a.madeLocked() >= l {
+		a.askLocked(End{Status: Limit, Cause: Agent, Limit: &LimitHit{Name: "calls", Value: float64(l), Measured: float64(l + 1)}})
+		return &Error{Kind: KindEpisodeEnded, Detail: "the limit of calls has been reached", End: a.endAsked}
+	}
+	return nil
+}
+
+// madeLocked is how many calls and messages were made or are being made.
+func (a *attempt) madeLocked() int64 { return int64(len(a.calls)) + a.messages }
 
 // keptAnswer waits for the first request with this number and reads its answer back.
 func (a *attempt) keptAnswer(ctx context.Context, e *callEntry) (CallResult, error) {
@@ -357,7 +369,7 @@ func (a *attempt) beginCall(ctx context.Context, c *callState) error {
 		a.mu.Unlock()
 		return a.endedError()
 	}
-	n := int64(len(a.calls))
+	n := a.madeLocked()
 	if len(a.inflight) == 0 {
 		a.idle = make(chan struct{})
 	}

@@ -212,8 +212,8 @@ func (r *Runner) launch(ctx context.Context, key Key, run Run, n int, plan Plan,
 		return nil, err
 	}
 	if err := r.cfg.Record.InsertAttempt(ctx, key, plan, a.rec); err != nil {
-		r.admission.leave(a.ticket)
 		r.forget(a)
+		a.unadmit()
 		r.wg.Done()
 		return nil, fmt.Errorf("record attempt: %w", err)
 	}
@@ -226,20 +226,34 @@ func (r *Runner) launch(ctx context.Context, key Key, run Run, n int, plan Plan,
 
 // admit registers an attempt, unless the runner is closing or the queue is full.
 func (r *Runner) admit(a *attempt) error {
-	t, err := r.admission.enter(a.plan.Requests, a.plan.Spec.Priority)
-	if err != nil {
-		return err
+	if made := r.ready.take(a.key.Owner, &a.plan, a.policy, a.world); made != nil {
+		a.adopt(made)
+		a.ticket = made.ticket // admitted already
+	} else {
+		t, err := r.admission.enter(a.plan.Requests, a.plan.Spec.Priority)
+		if err != nil {
+			return err
+		}
+		a.ticket = t
 	}
-	a.ticket = t
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.draining {
-		r.admission.leave(t)
+		a.unadmit()
 		return &Error{Kind: KindDraining, Detail: "the daemon is shutting down", RetryAfter: 10 * time.Second}
 	}
 	r.live[a.key] = a
 	r.wg.Add(1)
 	return nil
+}
+
+// unadmit undoes admit for an attempt that is not set going.
+func (a *attempt) unadmit() {
+	if a.sb != nil {
+		a.drop()
+		return
+	}
+	a.r.admission.leave(a.ticket)
 }
 
 // attach hands a live attempt to whoever asks for it now: its lease and generation.

@@ -115,6 +115,7 @@ func digestDoc(p *Plan) map[string]any {
 	set("env", s.Env, len(s.Env) == 0)
 	set("tools", s.Tools, len(s.Tools) == 0)
 	set("graders", s.Graders, len(s.Graders) == 0)
+	set("prepare", s.Prepare, s.Prepare == nil)
 	set("leftovers", s.Leftovers, s.Leftovers == "")
 	set("retry_seed", s.RetrySeed, s.RetrySeed == "")
 	return doc

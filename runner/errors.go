@@ -30,6 +30,7 @@ const (
 	KindTooLarge          = "too_large"
 	KindRecordDamaged     = "record_damaged"
 	KindInUse             = "in_use"
+	KindPrepareFailed     = "prepare_failed"
 )
 
 // Error is a refused request: nothing was done. Kind says why; the other fields are set

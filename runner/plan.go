@@ -102,6 +102,9 @@ func checkSpec(s *EpisodeSpec) error {
 	if err := checkTools(s.Tools); err != nil {
 		return err
 	}
+	if err := checkProgram(s.Prepare); err != nil {
+		return err
+	}
 	return checkNumbers(s)
 }
 

@@ -64,6 +64,7 @@ type Runner struct {
 	leases    leases
 	rescoring gate
 	health    worldHealth
+	ready     readiness
 	captures  gate // of big uppers
 	stock     *stock
 	names     string
@@ -96,6 +97,7 @@ func New(ctx context.Context, cfg Config) (*Runner, error) {
 		live:     map[Key]*attempt{}, locked: map[Key]chan struct{}{}, runs: map[Key]Run{},
 		batches: map[string]*liveBatch{}, sandboxes: map[string]bool{},
 	}
+	r.ready = readiness{r: r, shelves: map[string]*readyShelf{}}
 	if err := errors.Join(r.sweepScratch(), r.reconcile(ctx)); err != nil {
 		cancel(err)
 		return nil, err
@@ -134,6 +136,7 @@ func (r *Runner) Drain(ctx context.Context) error {
 	r.mu.Lock()
 	r.draining = true
 	r.mu.Unlock()
+	r.ready.close()
 	if err := r.stopBatches(ctx); err != nil {
 		return fmt.Errorf("stop batches: %w", err)
 	}
@@ -174,6 +177,7 @@ func (r *Runner) Close(ctx context.Context) error {
 		b.stop(errClosed)
 	}
 	r.mu.Unlock()
+	r.ready.close()
 	for _, a := range all {
 		a.ask(End{Status: Cancelled, Cause: Operator, Step: "drain", Evidence: []string{"the daemon was closed"}})
 	}

@@ -373,8 +373,12 @@ func (a *attempt) sessionClose(_ context.Context, c *callState) error {
 	return nil
 }
 
-// closeSessions ends the shells with the attempt.
+// closeSessions ends the shells and the program with the attempt.
 func (a *attempt) closeSessions() {
+	if a.program != nil {
+		a.program.proc.Kill()
+		a.program.feed.close()
+	}
 	a.mu.Lock()
 	all := a.sessions
 	a.sessions = map[string]*session{}

@@ -54,6 +54,8 @@ type EpisodeSpec struct {
 	Leftovers string           `json:"leftovers,omitempty"`
 	Tools     []overlay.Tool   `json:"tools,omitempty"` // beside the world's own
 	Graders   []WeightedGrader `json:"graders,omitempty"`
+	// Prepare, when set, is a program that the episode starts with.
+	Prepare *ProgramSpec `json:"prepare,omitempty"`
 
 	EnvSeed    *uint32 `json:"env_seed,omitempty"`
 	SampleSeed *uint32 `json:"sample_seed,omitempty"`

@@ -46,6 +46,7 @@ func (r *Runner) Worlds(ctx context.Context) ([]overlay.World, error) {
 func (r *Runner) RemoveWorld(ctx context.Context, ref string) error {
 	if w, err := r.cfg.Worlds.World(ctx, ref); err == nil {
 		r.stock.forget(w.ID)
+		r.ready.forget(w.ID)
 	}
 	return worldErr(r.cfg.Worlds.Remove(ctx, ref))
 }
