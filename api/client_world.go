@@ -47,17 +47,30 @@ func (c *Client) BuildWorldFrom(ctx context.Context, recipe Recipe, tar io.Reade
 	}, progress)
 }
 
-// ImportWorld imports an OCI image layout tar.
-func (c *Client) ImportWorld(ctx context.Context, name string, tar io.Reader, progress func(Progress)) (World, error) {
+// ImportWorld imports an image archive that the client sends: an OCI image layout tar or
+// one of `docker save`, plain, gzip or zstd. in says the rest; its Path must be empty.
+func (c *Client) ImportWorld(ctx context.Context, in ImportSpec, tar io.Reader, progress func(Progress)) (World, error) {
 	q := url.Values{}
-	if name != "" {
-		q.Set("name", name)
+	for key, value := range map[string]string{"name": in.Name, "image": in.Image} {
+		if value != "" {
+			q.Set(key, value)
+		}
 	}
 	built, err := c.build(ctx, call{method: http.MethodPost, path: "/v1/imports", query: q, media: MediaTar, body: tar}, progress)
 	return built.World, err
 }
 
-// ExportWorld writes a world as an OCI image layout tar.
+// ImportWorldFrom imports an image from where the daemon reads it.
+func (c *Client) ImportWorldFrom(ctx context.Context, in ImportSpec, progress func(Progress)) (World, error) {
+	body, err := json.Marshal(in)
+	if err != nil {
+		return World{}, &Error{Kind: BadRequest, Detail: err.Error()}
+	}
+	built, err := c.build(ctx, call{method: http.MethodPost, path: "/v1/imports", media: MediaJSON, body: newReader(body)}, progress)
+	return built.World, err
+}
+
+// ExportWorld writes a world as an OCI image layout tar that `docker load` takes as well.
 func (c *Client) ExportWorld(ctx context.Context, ref string, w io.Writer) error {
 	return c.copy(ctx, call{method: http.MethodGet, path: "/v1/worlds/" + segment(ref) + "/export"}, w)
 }

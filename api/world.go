@@ -16,6 +16,7 @@ type World struct {
 	Recipe    string      `json:"recipe"`
 	Key       string      `json:"key,omitempty"`
 	Created   time.Time   `json:"created"`
+	Dropped   []string    `json:"dropped,omitempty" doc:"what of an imported image the world does not have"`
 }
 
 // WorldConfig is what a world says about the programs that run in it.
@@ -58,6 +59,14 @@ type Recipe struct {
 	Version string      `json:"version,omitempty" doc:"a salt for the cache key"`
 	Name    string      `json:"name,omitempty" doc:"a name to point at the result"`
 	Cache   string      `json:"cache,omitempty" doc:"auto (default), off or refresh"`
+}
+
+// ImportSpec says which image to import when the body of the request is not the archive
+// itself.
+type ImportSpec struct {
+	Path  string `json:"path,omitempty" doc:"an archive or an OCI layout directory of the daemon's host; for root alone"`
+	Image string `json:"image,omitempty" doc:"picks one by its name where an archive holds several"`
+	Name  string `json:"name,omitempty" doc:"a name to point at the world"`
 }
 
 // Debian asks for a minimal Debian with packages.

@@ -186,8 +186,11 @@ func (o *oneWorld) Remove(ctx context.Context, ref string) error {
 	return nil
 }
 
-func (o *oneWorld) Import(_ context.Context, r io.Reader, _ string, _ overlay.Progress) (overlay.World, error) {
-	_, err := io.Copy(io.Discard, r)
+func (o *oneWorld) Import(_ context.Context, from overlay.Source, _ string, _ overlay.Progress) (overlay.World, error) {
+	if from.Stream == nil {
+		return theWorld, nil
+	}
+	_, err := io.Copy(io.Discard, from.Stream)
 	return theWorld, err
 }
 

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 
@@ -103,17 +104,41 @@ func (s *Server) spool(body io.Reader) (path string, err error) {
 }
 
 func (s *Server) importWorld(q *request) error {
-	if err := checkMedia(q.Request, api.MediaBytes, api.MediaTar); err != nil {
+	from, name, err := readImport(q)
+	if err != nil {
 		return err
 	}
-	name := q.query.text("name")
 	return s.streamBuild(q, func(ctx context.Context, p overlay.Progress) (api.Built, error) {
-		w, err := s.run.ImportWorld(ctx, q.Body, name, p)
+		w, err := s.run.ImportWorld(ctx, from, name, p)
 		if err != nil {
 			return api.Built{}, err
 		}
 		return api.Built{World: wireWorld(w)}, nil
 	})
+}
+
+// readImport reads which image to import: the body, or what it names.
+func readImport(q *request) (from overlay.Source, name string, err error) {
+	if err := checkMedia(q.Request, api.MediaBytes, api.MediaTar, api.MediaJSON); err != nil {
+		return from, "", err
+	}
+	if !strings.HasPrefix(q.Header.Get("Content-Type"), api.MediaJSON) {
+		return overlay.Source{Stream: q.Body, Image: q.query.text("image")}, q.query.text("name"), nil
+	}
+	var in api.ImportSpec
+	if err := decodeBody(q.Request, smallBody, &in); err != nil {
+		return from, "", err
+	}
+	if in.Path != "" && q.peer.uid != 0 {
+		return from, "", &api.Error{
+			Kind: api.PermissionDenied, Field: "/path", Detail: "the daemon reads files of the host for root alone",
+			Hint: "send the archive as the body: Content-Type application/x-tar",
+		}
+	}
+	if in.Path != "" && !filepath.IsAbs(in.Path) {
+		return from, "", &api.Error{Kind: api.BadRequest, Field: "/path", Detail: "must be absolute"}
+	}
+	return overlay.Source{Path: in.Path, Image: in.Image}, in.Name, nil
 }
 
 // streamBuild does long work. As long as nothing was said, an error is an answer of its
@@ -189,7 +214,7 @@ func wirePolicy(p *policies.Policy) api.Policy {
 func wireWorld(w overlay.World) api.World {
 	return api.World{
 		ID: w.ID, Layers: w.Layers, Names: w.Names, SizeBytes: w.SizeBytes, Entries: w.Entries,
-		Recipe: w.Recipe, Key: w.Key, Created: w.Created,
+		Recipe: w.Recipe, Key: w.Key, Created: w.Created, Dropped: w.Dropped,
 		Config: api.WorldConfig{
 			Env: w.Config.Env, WorkingDir: w.Config.WorkingDir, User: w.Config.User, Entrypoint: w.Config.Entrypoint,
 			Cmd: w.Config.Cmd, Tools: mapAll(w.Config.Tools, func(t overlay.Tool) api.Tool { return api.Tool(t) }), Setup: w.Config.Setup,

@@ -69,7 +69,7 @@ func TestPathsOfTheHostAreForRootAlone(t *testing.T) {
 func TestImagesComeInAndGoOut(t *testing.T) {
 	t.Parallel()
 	f := serve(t, nil)
-	w, err := f.client.ImportWorld(t.Context(), "n", strings.NewReader("an image"), nil)
+	w, err := f.client.ImportWorld(t.Context(), api.ImportSpec{Name: "n"}, strings.NewReader("an image"), nil)
 	if err != nil || w.ID != theWorld.ID {
 		t.Errorf("ImportWorld() = %+v, %v", w, err)
 	}

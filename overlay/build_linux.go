@@ -143,11 +143,16 @@ func (s *Store) source(r Recipe, base []layer) (source, error) {
 }
 
 // lowers are the directories of layers as overlayfs wants them: the topmost first, the
-// skeleton last.
+// skeleton last. Of a layer that comes twice only the topmost counts: all of the other is
+// in it, and overlayfs refuses to have one directory twice.
 func (s *Store) lowers(layers []layer) []string {
 	out := make([]string, 0, len(layers)+1)
+	seen := make(map[string]bool, len(layers))
 	for _, l := range slices.Backward(layers) {
-		out = append(out, s.layerDir(l))
+		if !seen[l.DiffID] {
+			seen[l.DiffID] = true
+			out = append(out, s.layerDir(l))
+		}
 	}
 	return append(out, s.Skeleton())
 }
@@ -292,13 +297,14 @@ func (s *Store) seal(in sealing) (World, error) {
 	w := in.world
 	w.ID, w.Layers, w.Config, w.ConfigBytes = digestPrefix+sum(in.image), diffIDs, in.config, int64(len(in.image))
 	w.Names = nil
-	for _, l := range in.layers {
-		w.SizeBytes += l.Size
-		w.Entries += l.Entries
-	}
 	s.commit.Lock()
 	defer s.commit.Unlock()
 	known := s.known(in.layers)
+	for _, l := range known {
+		w.SizeBytes += l.Size
+		w.Entries += l.Entries
+		w.Dropped = append(w.Dropped, l.Dropped...)
+	}
 	manifest, err := encodeManifest(w.ID, w.ConfigBytes, known)
 	if err != nil {
 		return World{}, err
@@ -348,9 +354,17 @@ func (s *Store) known(layers []layer) []layer {
 }
 
 func (s *Store) place(in sealing) error {
+	placed := map[string]bool{} // an image may have a layer twice
 	for _, l := range in.layers {
+		if placed[l.DiffID] {
+			continue
+		}
+		placed[l.DiffID] = true
 		s.mu.Lock()
-		_, known := s.index.Layers[l.DiffID]
+		old, known := s.index.Layers[l.DiffID]
+		if known {
+			l = old // the first form of a layer stays
+		}
 		bad := s.corrupt[l.DiffID]
 		s.mu.Unlock()
 		st := in.stages[l.DiffID]
@@ -360,9 +374,11 @@ func (s *Store) place(in sealing) error {
 		if st == nil || (known && !bad) {
 			continue
 		}
-		if from := in.blobs[l.Blob]; l.Blob != "" && from != "" {
-			if err := os.Rename(from, s.path("blobs/sha256/"+l.Blob)); err != nil {
-				return err
+		for _, digest := range []string{l.Blob, l.Split} {
+			if from := in.blobs[digest]; digest != "" && from != "" {
+				if err := os.Rename(from, s.path("blobs/sha256/"+digest)); err != nil {
+					return err
+				}
 			}
 		}
 		if bad { // a rebuild heals what Verify condemned

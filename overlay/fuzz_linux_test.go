@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/paddock-run/paddock/overlay"
+	"github.com/paddock-run/paddock/overlay/image"
 )
 
 func BenchmarkFork(b *testing.B) {
@@ -81,12 +82,12 @@ func FuzzTar(f *testing.F) {
 	}
 	f.Cleanup(func() { _ = s.Close() })
 	dir := f.TempDir()
-	f.Fuzz(func(t *testing.T, data []byte, image bool) {
+	f.Fuzz(func(t *testing.T, data []byte, isImage bool) {
 		var err error
 		var id string
-		if image {
+		if isImage {
 			var w overlay.World
-			w, err = s.Import(t.Context(), bytes.NewReader(data), "", nil)
+			w, err = image.Worlds{Store: s}.Import(t.Context(), overlay.Source{Stream: bytes.NewReader(data)}, "", nil)
 			id = w.ID
 		} else {
 			p := filepath.Join(dir, "archive")

@@ -20,10 +20,13 @@ const (
 	labelSetup = "run.paddock.setup"
 )
 
+const blobsDir = "blobs/sha256/"
+
 const digestPrefix = "sha256:"
 
-// maxLayers is what overlayfs and its callers manage beside an upper and the skeleton.
-const maxLayers = 120
+// maxLayers is what overlayfs manages (500) beside the skeleton, an agent's end state and
+// what a grader adds.
+const maxLayers = 480
 
 func sum(data []byte) string {
 	h := sha256.Sum256(data)
@@ -111,7 +114,7 @@ func encodeManifest(configID string, configSize int64, layers []layer) ([]byte, 
 }
 
 // descriptor says how a layer is exported: as its canonical tar, or for one that came
-// from elsewhere as the blob that it came in.
+// from elsewhere and cannot be made again as the blob that it came in.
 func (l layer) descriptor() specs.Descriptor {
 	if l.Blob != "" {
 		return specs.Descriptor{MediaType: l.BlobType, Digest: digest.Digest(digestPrefix + l.Blob), Size: l.BlobSize}

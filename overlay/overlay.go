@@ -28,6 +28,9 @@ type World struct {
 	Created time.Time `json:"created"`
 	// ConfigBytes is the size of the image config.
 	ConfigBytes int64 `json:"config_bytes"`
+	// Dropped says what of an imported image the world does not have: attributes that
+	// mean nothing here. At most 33 lines for each layer.
+	Dropped []string `json:"dropped,omitempty"`
 }
 
 // Config is what a world says about the programs that run in it.

@@ -6,11 +6,12 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/paddock-run/paddock/internal/need"
 	"github.com/paddock-run/paddock/overlay"
+	"github.com/paddock-run/paddock/overlay/image"
 )
 
 type header = tar.Header
@@ -142,13 +144,12 @@ func TestWhiteoutNamesAreLiteralButInAnImage(t *testing.T) {
 		}
 		must(t, s.Verify(t.Context(), b.World.ID, nil))
 		var out bytes.Buffer
-		wantKind(t, s.Export(t.Context(), b.World.ID, &out), "unsupported_entry")
+		wantKind(t, image.Worlds{Store: s}.Export(t.Context(), b.World.ID, &out), "unsupported_entry")
 		if out.Len() > 0 {
 			t.Errorf("%s: the refused export wrote %d bytes", form, out.Len())
 		}
 	}
-	image := layout(t, nil, tarOf(t, header{Name: "d", Linkname: "x"}, header{Name: "kept", Linkname: "x"}), tarOf(t, header{Name: ".wh.d", Linkname: "literal"}))
-	w, err := s.Import(t.Context(), bytes.NewReader(image), "", nil)
+	w, err := s.Add(t.Context(), imageOf(tarOf(t, header{Name: "d", Linkname: "x"}, header{Name: "kept", Linkname: "x"}), tarOf(t, header{Name: ".wh.d", Linkname: "literal"})), "", nil)
 	must(t, err)
 	f, err := s.Fork(t.Context(), w.ID)
 	must(t, err)
@@ -156,6 +157,18 @@ func TestWhiteoutNamesAreLiteralButInAnImage(t *testing.T) {
 	if got := mounted(t, f.Lowers(), t.TempDir(), "ls d kept 2>/dev/null || true"); got != "kept\n" {
 		t.Errorf("the image's world holds %q, want what it did not delete", got)
 	}
+}
+
+// imageOf is an image of plain layers; overlay/image tests every form of one.
+func imageOf(layers ...[]byte) overlay.Image {
+	var img overlay.Image
+	var diffIDs []string
+	for _, l := range layers {
+		diffIDs = append(diffIDs, fmt.Sprintf(`"sha256:%x"`, sha256.Sum256(l)))
+		img.Layers = append(img.Layers, overlay.Blob{Open: func(context.Context) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(l)), nil }})
+	}
+	img.Config = fmt.Appendf(nil, `{"architecture":%q,"os":"linux","rootfs":{"type":"layers","diff_ids":[%s]}}`, runtime.GOARCH, strings.Join(diffIDs, ","))
+	return img
 }
 
 func TestBrokenArchivesAreRefused(t *testing.T) {
@@ -447,110 +460,4 @@ func TestVerifyFindsAChangedLayerAndARebuildHeals(t *testing.T) {
 		t.Fatalf("Build() again = %+v, %v", again, err)
 	}
 	must(t, s.Verify(t.Context(), b.World.ID, nil))
-}
-
-// layout makes an OCI image layout of layer tars.
-func layout(t *testing.T, edit func(files map[string][]byte), layers ...[]byte) []byte {
-	t.Helper()
-	files := map[string][]byte{}
-	put := func(data []byte) (digest string, size int) {
-		h := sha256.Sum256(data)
-		files["blobs/sha256/"+hex.EncodeToString(h[:])] = data
-		return "sha256:" + hex.EncodeToString(h[:]), len(data)
-	}
-	var diffIDs, descs []string
-	for _, l := range layers {
-		h := sha256.Sum256(l)
-		diffIDs = append(diffIDs, `"sha256:`+hex.EncodeToString(h[:])+`"`)
-		d, n := put(gz(t, l))
-		descs = append(descs, fmt.Sprintf(`{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":%q,"size":%d}`, d, n))
-	}
-	cd, cn := put([]byte(`{"architecture":"amd64","os":"linux","config":{"Env":["A=b"],"WorkingDir":"/w"},"rootfs":{"type":"layers","diff_ids":[` + strings.Join(diffIDs, ",") + `]}}`))
-	md, mn := put(fmt.Appendf(nil, `{"schemaVersion":2,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":%q,"size":%d},"layers":[%s]}`, cd, cn, strings.Join(descs, ",")))
-	files["index.json"] = fmt.Appendf(nil, `{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":%q,"size":%d}]}`, md, mn)
-	if edit != nil {
-		edit(files)
-	}
-	var entries []header
-	for name, data := range files {
-		entries = append(entries, header{Name: name, Linkname: string(data)})
-	}
-	return tarOf(t, entries...)
-}
-
-func TestImportOfAForeignImage(t *testing.T) {
-	t.Parallel()
-	s := openStore(t, overlay.Options{})
-	image := layout(t, nil,
-		tarOf(t, header{Name: "d/", Typeflag: tar.TypeDir, Uid: 7}, header{Name: "d/old", Linkname: "old", Uid: 8}, header{Name: "gone", Linkname: "x"},
-			header{Name: "dev/null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}, header{Name: "o/hidden", Linkname: "x"}),
-		tarOf(t, header{Name: ".wh.gone"}, header{Name: "d/new", Linkname: "new"}, header{Name: "o/.wh..wh..opq"}, header{Name: "o/shown", Linkname: "x"}),
-	)
-	w, err := s.Import(t.Context(), bytes.NewReader(image), "foreign", nil)
-	must(t, err)
-	if w.Config.WorkingDir != "/w" || len(w.Layers) != 2 {
-		t.Errorf("world %+v", w)
-	}
-	must(t, s.Verify(t.Context(), w.ID, nil))
-	f, err := s.Fork(t.Context(), "foreign")
-	must(t, err)
-	out := mounted(t, f.Lowers(), t.TempDir(), `find d o gone -printf '%p %U\n' 2>/dev/null | sort`)
-	if want := "d 7\nd/new 0\nd/old 8\no 0\no/shown 0\n"; out != want {
-		t.Errorf("tree %q, want %q", out, want)
-	}
-	f.Release()
-	var first, second bytes.Buffer
-	must(t, s.Export(t.Context(), w.ID, &first))
-	must(t, s.Remove(t.Context(), w.ID))
-	if again, err := s.Import(t.Context(), bytes.NewReader(first.Bytes()), "", nil); err != nil || again.ID != w.ID {
-		t.Fatalf("import of the export = %+v, %v", again, err)
-	}
-	must(t, s.Export(t.Context(), w.ID, &second))
-	if !bytes.Equal(first.Bytes(), second.Bytes()) {
-		t.Error("two exports differ")
-	}
-}
-
-func TestHostileImagesAreRefusedWhole(t *testing.T) {
-	t.Parallel()
-	ok := tarOf(t, header{Name: "f", Linkname: "x"})
-	swap := func(name string, data []byte) func(map[string][]byte) {
-		return func(files map[string][]byte) {
-			for n := range files {
-				if strings.HasPrefix(n, name) {
-					files[n] = data
-				}
-			}
-		}
-	}
-	for name, c := range map[string]struct {
-		kind  string
-		image []byte
-	}{
-		"no index":            {"bad_archive", tarOf(t, header{Name: "x", Linkname: "x"})},
-		"wrong blob":          {"bad_archive", layout(t, swap("blobs/", []byte("x")), ok)},
-		"bad index":           {"bad_archive", layout(t, swap("index.json", []byte("{")), ok)},
-		"missing":             {"bad_archive", layout(t, func(f map[string][]byte) { deletePrefix(f, "blobs/") }, ok)},
-		"high owner":          {"world_invalid", layout(t, nil, tarOf(t, header{Name: "f", Linkname: "x", Uid: 65536}))},
-		"etc whited out":      {"world_invalid", layout(t, nil, tarOf(t, header{Name: ".wh.etc"}))},
-		"device":              {"unsupported_entry", layout(t, nil, tarOf(t, header{Name: "d", Typeflag: tar.TypeChar}))},
-		"dot dot":             {"outside_root", layout(t, nil, tarOf(t, header{Name: "../x", Linkname: "x"}))},
-		"whiteout of dot dot": {"invalid_path", layout(t, nil, tarOf(t, header{Name: "a/.wh..."}))},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := openStore(t, overlay.Options{})
-			_, err := s.Import(t.Context(), bytes.NewReader(c.image), "", nil)
-			wantKind(t, err, c.kind)
-			nothingLeft(t, s)
-		})
-	}
-}
-
-func deletePrefix(m map[string][]byte, prefix string) {
-	for n := range m {
-		if strings.HasPrefix(n, prefix) {
-			delete(m, n)
-		}
-	}
 }

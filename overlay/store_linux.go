@@ -53,6 +53,7 @@ type Store struct {
 	pins    map[string]int // by world id
 	corrupt map[string]bool
 	flights map[string]chan struct{}
+	coming  map[string]*arrival // layers by chain
 }
 
 type index struct {
@@ -67,18 +68,26 @@ type index struct {
 type layer struct {
 	DiffID string `json:"diff_id"`
 	// Tree is the digest of the canonical tar of the directory: the diffID without its
-	// prefix for what paddock made, perhaps another for an import.
+	// prefix for what paddock made.
 	Tree    string `json:"tree"`
 	TarSize int64  `json:"tar_size"`
 	Size    int64  `json:"size"`
 	Entries int64  `json:"entries"`
-	// Blob is the digest of the imported form, where the diffID is not Tree.
+	// Blob is the digest of the imported form, where the diffID is not Tree and there is
+	// no split.
 	Blob     string `json:"blob,omitempty"`
 	BlobType string `json:"blob_type,omitempty"`
 	BlobSize int64  `json:"blob_size,omitempty"`
 	// Literal is a path whose name an image would take for a deletion; the layer cannot
 	// be exported.
 	Literal string `json:"literal,omitempty"`
+	// Split is the digest of what, with the directory, gives an imported layer's tar
+	// again. Attributes is then the digest of the directory without its files' bytes, which
+	// the diffID covers; Tree is set only where files came from below.
+	Split      string `json:"split,omitempty"`
+	Attributes string `json:"attributes,omitempty"`
+	// Dropped says what of the layer's tar the directory does not hold.
+	Dropped []string `json:"dropped,omitempty"`
 }
 
 func (l layer) hex() string { return strings.TrimPrefix(l.DiffID, digestPrefix) }
@@ -99,7 +108,7 @@ func Open(root string, opts Options) (*Store, error) {
 			return nil, fmt.Errorf("open store: %w", err)
 		}
 	}
-	s := &Store{root: root, opts: opts, pins: map[string]int{}, corrupt: map[string]bool{}, flights: map[string]chan struct{}{}}
+	s := &Store{root: root, opts: opts, pins: map[string]int{}, corrupt: map[string]bool{}, flights: map[string]chan struct{}{}, coming: map[string]*arrival{}}
 	if s.lock, err = lockFile(filepath.Join(root, "lock")); err != nil {
 		return nil, fmt.Errorf("open store %s: %w", root, err)
 	}
@@ -177,7 +186,7 @@ func (s *Store) strays() ([]string, error) {
 	}
 	for _, l := range s.index.Layers {
 		layers[l.hex()] = true
-		blobs[l.Blob] = true
+		blobs[l.Blob], blobs[l.Split] = true, true
 	}
 	s.mu.Unlock()
 	var out []string
@@ -373,7 +382,7 @@ func (s *Store) forget(ref string) (dead []string, err error) {
 		return nil, err
 	}
 	for _, l := range layers {
-		blobs = append(blobs, l.Blob)
+		blobs = append(blobs, l.Blob, l.Split)
 		to := s.path("tmp/" + tmpPrefix + "dead-" + l.hex() + fmt.Sprintf("-%d", time.Now().UnixNano()))
 		if err := os.Rename(s.layerDir(l), to); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return dead, err

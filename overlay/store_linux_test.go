@@ -9,15 +9,16 @@ import (
 
 	"github.com/paddock-run/paddock/internal/need"
 	"github.com/paddock-run/paddock/overlay"
+	"github.com/paddock-run/paddock/overlay/image"
 	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/runner/contract"
 )
 
 // worlds makes a store what the runner asks for, as cmd/paddock does.
-type worlds struct{ *overlay.Store }
+type worlds struct{ image.Worlds }
 
 func (w worlds) Fork(ctx context.Context, id string) (runner.Fork, error) {
-	f, err := w.Store.Fork(ctx, id)
+	f, err := w.Worlds.Fork(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +52,7 @@ func TestContract(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			contract.Worlds(t, func(t *testing.T) contract.WorldsUnderTest {
 				t.Helper()
-				return contract.WorldsUnderTest{Worlds: worlds{openStore(t, overlay.Options{})}, HostID: id}
+				return contract.WorldsUnderTest{Worlds: worlds{image.Worlds{Store: openStore(t, overlay.Options{})}}, HostID: id}
 			})
 		})
 	}

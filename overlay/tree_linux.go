@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path"
 	"slices"
 	"time"
@@ -42,6 +41,13 @@ type tree struct {
 	bytes   int64
 	// implied gives a directory that was not named but is needed; nil makes 0755 of root.
 	implied func(path string) (*entry, error)
+	// lastWins: what is in an entry's way is removed, as a later entry of an image's layer
+	// wins; replaced is told of each such path.
+	lastWins bool
+	replaced func(path string)
+	// borrow, when set, copies a file of the lower layers to the same path here, as the
+	// first name of a hard link whose other name is in this layer; false: there is none.
+	borrow func(path string) (bool, error)
 	// times are set last, since writing into a directory changes its own.
 	times  []dirTime
 	parent string
@@ -94,18 +100,7 @@ func (t *tree) make(dir int, name string, e *entry, body io.Reader, also io.Writ
 	case typeDir:
 		return t.mkdir(dir, name, e)
 	case typeHardlink:
-		from, base, err := safepath.Plain(t.root).Parent(e.target)
-		if err != nil {
-			return refuse("bad_archive", e.path, "hard link to %q, which is not before it", e.target)
-		}
-		defer closeFD(from)
-		if err := unix.Linkat(from, base, dir, name, 0); err != nil {
-			if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EPERM) {
-				return refuse("bad_archive", e.path, "hard link to %q, which is no file before it", e.target)
-			}
-			return err
-		}
-		return nil
+		return t.link(dir, name, e)
 	case typeWhiteout:
 		return unix.Mknodat(dir, name, unix.S_IFCHR, 0)
 	case typeSymlink:
@@ -134,14 +129,62 @@ func (t *tree) make(dir int, name string, e *entry, body io.Reader, also io.Writ
 	return setTime(dir, name, e.mtime)
 }
 
+// link makes one more name of a file that came before, or that the lower layers have.
+func (t *tree) link(dir int, name string, e *entry) error {
+	err := t.linkHere(dir, name, e.target)
+	if errors.Is(err, unix.ENOENT) && t.borrow != nil {
+		borrowed, berr := t.borrow(e.target)
+		if berr != nil {
+			return berr
+		}
+		if borrowed {
+			// Borrowing may have made and so changed the cached directory.
+			return t.linkTo(e)
+		}
+	}
+	return linkError(e, err)
+}
+
+func (t *tree) linkTo(e *entry) error {
+	dir, err := t.in(path.Dir(e.path))
+	if err != nil {
+		return err
+	}
+	return linkError(e, t.linkHere(dir, path.Base(e.path), e.target))
+}
+
+func linkError(e *entry, err error) error {
+	for _, no := range []error{unix.ENOENT, unix.EPERM, unix.ENOTDIR, unix.ELOOP} {
+		if errors.Is(err, no) {
+			return refuse("bad_archive", e.path, "hard link to %q, which is no file before it", e.target)
+		}
+	}
+	return err
+}
+
+func (t *tree) linkHere(dir int, name, target string) error {
+	from, base, err := safepath.Plain(t.root).Parent(target)
+	if err != nil {
+		return err
+	}
+	defer closeFD(from)
+	st, err := look(from, base)
+	if err != nil {
+		return err
+	}
+	if kindOf(&st) == typeWhiteout {
+		return unix.ENOENT
+	}
+	return unix.Linkat(from, base, dir, name, 0)
+}
+
 func (t *tree) file(dir int, name string, e *entry, body io.Reader, also io.Writer) error {
 	fd, err := unix.Openat(dir, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
 	}
-	f := os.NewFile(uintptr(fd), e.path)
-	defer func() { _ = f.Close() }()
-	if err := t.copy(f, io.LimitReader(body, e.size), also, e.size); err != nil {
+	defer closeFD(fd)
+	if err := t.copy(fd, io.LimitReader(body, e.size), also, e.size); err != nil {
 		return err
 	}
 	if err := t.attributes(fd, e); err != nil {
@@ -151,8 +194,8 @@ func (t *tree) file(dir int, name string, e *entry, body io.Reader, also io.Writ
 }
 
 // copy copies size bytes and leaves holes for zeros.
-func (t *tree) copy(f *os.File, body io.Reader, also io.Writer, size int64) error {
-	var off int64
+func (t *tree) copy(fd int, body io.Reader, also io.Writer, size int64) error {
+	var off, end int64
 	for off < size {
 		n, err := io.ReadFull(body, t.buf[:min(int64(len(t.buf)), size-off)])
 		if err != nil {
@@ -163,13 +206,31 @@ func (t *tree) copy(f *os.File, body io.Reader, also io.Writer, size int64) erro
 			return err
 		}
 		if !zero(chunk) {
-			if _, err := f.WriteAt(chunk, off); err != nil {
+			if err := pwrite(fd, chunk, off); err != nil {
 				return err
 			}
+			end = off + int64(n)
 		}
 		off += int64(n)
 	}
-	return f.Truncate(size)
+	if end == size {
+		return nil // a truncation to the size it has costs a journal's transaction
+	}
+	return unix.Ftruncate(fd, size)
+}
+
+func pwrite(fd int, p []byte, off int64) error {
+	for len(p) > 0 {
+		n, err := unix.Pwrite(fd, p, off)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
 }
 
 var zeros [4096]byte
@@ -216,7 +277,11 @@ func (t *tree) attributes(fd int, e *entry) error {
 		return err
 	}
 	for name, value := range e.xattrs {
-		if err := unix.Fsetxattr(fd, name, value, 0); err != nil {
+		err := unix.Fsetxattr(fd, name, value, 0)
+		if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.ENOSPC) {
+			return refuse("world_invalid", e.path, "attribute %s of %d bytes does not fit the store's file system", name, len(value))
+		}
+		if err != nil {
 			return fmt.Errorf("attribute %s: %w", name, err)
 		}
 	}
@@ -232,6 +297,12 @@ func (t *tree) in(p string) (int, error) {
 		return t.dir, nil
 	}
 	fd, err := safepath.Plain(t.root).Open(p, unix.O_PATH|unix.O_DIRECTORY)
+	if t.lastWins && (errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR)) {
+		if err := t.makeWay(p); err != nil {
+			return -1, err
+		}
+		fd, err = safepath.Plain(t.root).Open(p, unix.O_PATH|unix.O_DIRECTORY)
+	}
 	if errors.Is(err, unix.ENOENT) {
 		if err := t.imply(p); err != nil {
 			return -1, err
@@ -249,6 +320,79 @@ func (t *tree) in(p string) (int, error) {
 	closeFD(t.dir)
 	t.parent, t.dir = p, fd
 	return fd, nil
+}
+
+// makeWay puts a directory where something else is on the way to p.
+func (t *tree) makeWay(p string) error {
+	for i := range len(p) + 1 {
+		if i < len(p) && p[i] != '/' {
+			continue
+		}
+		at := p[:i]
+		dir, base, err := safepath.Plain(t.root).Parent(at)
+		if err != nil {
+			return err
+		}
+		st, err := look(dir, base)
+		if err == nil && kindOf(&st) != typeDir {
+			err = t.remove(dir, base, at)
+			closeFD(dir)
+			if err != nil {
+				return err
+			}
+			return t.add(&entry{path: at, kind: typeDir, mode: rootMode, mtime: epoch, opaque: true}, nil)
+		}
+		closeFD(dir)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove takes away what a later entry replaces, with all below it.
+func (t *tree) remove(dir int, base, p string) error {
+	if t.replaced != nil {
+		t.replaced(p)
+	}
+	closeFD(t.dir) // it may be below
+	t.dir = -1
+	t.forgetTimes(p)
+	if err := removeAll(dir, base, 0); err != nil {
+		return fmt.Errorf("replace %q: %w", p, err)
+	}
+	return nil
+}
+
+// forgetTimes forgets what was to be set of a directory that comes again or is gone; what
+// was below one that is gone is passed over in the end.
+func (t *tree) forgetTimes(p string) {
+	t.times = slices.DeleteFunc(t.times, func(d dirTime) bool { return d.path == p })
+}
+
+func removeAll(dir int, name string, depth int) error {
+	err := unix.Unlinkat(dir, name, 0)
+	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	if depth > maxDepth {
+		return refuse("world_too_large", name, "deeper than %d directories", maxDepth)
+	}
+	fd, err := safepath.Child(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer closeFD(fd)
+	list, err := namesOf(fd)
+	if err != nil {
+		return err
+	}
+	for _, child := range list {
+		if err := removeAll(fd, child, depth+1); err != nil {
+			return err
+		}
+	}
+	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
 }
 
 // imply makes a directory that the entries did not name.

@@ -2,93 +2,16 @@ package overlay
 
 import (
 	"archive/tar"
-	"bufio"
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
-	"fmt"
 	"io"
-	"io/fs"
-	"os"
 	"path"
-	"slices"
 	"strings"
 
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
 	"github.com/paddock-run/paddock/internal/safepath"
 )
-
-const (
-	// zstdMemory bounds the window that an archive may ask for.
-	zstdMemory = 256 << 20
-	// bombBytes and bombRatio: a stream that grows to more than both is a bomb.
-	bombBytes = 1 << 30
-	bombRatio = 200
-)
-
-// decompress reads a stream that is plain, gzip or zstd, told apart by its first bytes.
-func decompress(r io.Reader, limits Limits) (io.Reader, func(), error) {
-	in := &counted{r: r}
-	b := bufio.NewReaderSize(in, 128<<10)
-	out := &bounded{in: in, max: 2*limits.Bytes + 64<<20}
-	head, err := b.Peek(4)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, nil, err
-	}
-	switch {
-	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
-		z, err := gzip.NewReader(b)
-		if err != nil {
-			return nil, nil, refuse("bad_archive", "", "gzip: %v", err)
-		}
-		out.r, out.packed = z, true
-		return out, func() { _ = z.Close() }, nil
-	case bytes.Equal(head, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		z, err := zstd.NewReader(b, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(zstdMemory), zstd.WithDecoderMaxWindow(zstdMemory))
-		if err != nil {
-			return nil, nil, refuse("bad_archive", "", "zstd: %v", err)
-		}
-		out.r, out.packed = z, true
-		return out, z.Close, nil
-	}
-	out.r = b
-	return out, func() {}, nil
-}
-
-type counted struct {
-	r io.Reader
-	n int64
-}
-
-func (c *counted) Read(p []byte) (int, error) {
-	n, err := c.r.Read(p)
-	c.n += int64(n)
-	return n, err
-}
-
-// bounded ends a stream that unpacks to too much.
-type bounded struct {
-	r      io.Reader
-	in     *counted
-	packed bool
-	n, max int64
-}
-
-func (b *bounded) Read(p []byte) (int, error) {
-	n, err := b.r.Read(p)
-	b.n += int64(n)
-	if b.n > b.max {
-		return n, refuse("world_too_large", "", "unpacks to more than %d bytes", b.max)
-	}
-	if b.packed && b.n > bombBytes && b.n > bombRatio*b.in.n {
-		return n, refuse("world_too_large", "", "unpacks to more than %d times its size", bombRatio)
-	}
-	return n, err
-}
 
 // unpacking reads one tar into a directory.
 type unpacking struct {
@@ -99,6 +22,10 @@ type unpacking struct {
 	// edit changes or refuses an entry after the common checks.
 	edit func(e *entry) (skip bool, err error)
 	step string
+	// body, when set, is told of every file whose bytes are read, and gives them.
+	body func(e *entry, r io.Reader) io.Reader
+	// dropped is told what of an entry a layer does not hold.
+	dropped func(p, what string)
 }
 
 // unpack writes a tar's entries. Errors of reading are the archive's fault.
@@ -119,6 +46,9 @@ func (u *unpacking) unpack(ctx context.Context, r io.Reader, p Progress) error {
 			return badArchive(err)
 		}
 		if err := u.entry(h, tr); err != nil {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
 			return err
 		}
 	}
@@ -144,6 +74,9 @@ func (u *unpacking) entry(h *tar.Header, body io.Reader) error {
 	}
 	if err := checkEntry(e); err != nil {
 		return err
+	}
+	if u.body != nil && e.kind == typeFile {
+		body = u.body(e, body)
 	}
 	src := &faulty{r: body}
 	err = u.tree.add(e, src)
@@ -222,12 +155,19 @@ func (u *unpacking) describe(h *tar.Header) (*entry, error) {
 	}
 	for record, value := range h.PAXRecords {
 		name, ok := strings.CutPrefix(record, paxXattr)
-		if ok && keptXattr(name) && (kind == typeFile || kind == typeDir) {
-			if e.xattrs == nil {
-				e.xattrs = map[string][]byte{}
-			}
-			e.xattrs[name] = []byte(value)
+		if !ok || kind == typeHardlink {
+			continue // a hard link's are those of its first name
 		}
+		if !keptXattr(name) || (kind != typeFile && kind != typeDir) {
+			if u.dropped != nil {
+				u.dropped(e.path, "attribute "+name)
+			}
+			continue
+		}
+		if e.xattrs == nil {
+			e.xattrs = map[string][]byte{}
+		}
+		e.xattrs[name] = []byte(value)
 	}
 	return e, nil
 }
@@ -267,8 +207,9 @@ func (u *unpacking) opaque(p string) error {
 }
 
 // again settles an entry at a path that has one: a directory may come twice, be named
-// after what is in it, or be hidden and made anew. Anything else is refused, since
-// programs differ in which of the two they keep.
+// after what is in it, or be hidden and made anew. Beyond that the last entry of an image's
+// layer wins, whatever came before it; a recipe's tar is refused, since programs differ in
+// which of the two they keep.
 func (u *unpacking) again(e *entry, body io.Reader) error {
 	dir, base, err := safepath.Plain(u.tree.root).Parent(e.path)
 	if err != nil {
@@ -282,143 +223,32 @@ func (u *unpacking) again(e *entry, body io.Reader) error {
 	old := kindOf(&st)
 	switch {
 	case e.kind == typeDir && old == typeDir:
+		u.tree.forgetTimes(e.path)
 		return u.tree.settleDir(dir, base, e)
+	case !u.whiteouts:
+		return refuse("duplicate_entry", e.path, "twice in the archive")
 	case e.kind == typeWhiteout && old == typeDir:
 		return u.opaque(e.path)
-	case e.kind == typeWhiteout && u.whiteouts:
+	case e.kind == typeWhiteout:
 		return nil // the file is in the way of the lower one by itself
-	case old == typeWhiteout && u.whiteouts:
-		if err := unix.Unlinkat(dir, base, 0); err != nil {
-			return err
-		}
-		e.opaque = e.kind == typeDir
-		return u.tree.add(e, body) // nothing of the body was read yet
+	case e.kind == typeHardlink && sameFile(u.tree.root, e.target, &st):
+		return nil
 	}
-	return refuse("duplicate_entry", e.path, "twice in the archive")
+	if err := u.tree.remove(dir, base, e.path); err != nil {
+		return err
+	}
+	// What was there hid the lower layers' directory, so the new one does not show it.
+	e.opaque = e.kind == typeDir
+	return u.tree.add(e, body) // nothing of the body was read yet
 }
 
-// tarSource is the recipe of an archive on the host.
-type tarSource struct {
-	placement
-	file *os.File
-}
-
-func newTarSource(p string, at placement) (*tarSource, error) {
-	f, err := os.OpenFile(p, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, refuse("not_found", p, "no such file")
-	}
+// sameFile says whether a path of the tree is the file that st is of.
+func sameFile(root int, p string, st *unix.Stat_t) bool {
+	dir, base, err := safepath.Plain(root).Parent(p)
 	if err != nil {
-		return nil, refuse("bad_recipe", p, "%v", err)
+		return false
 	}
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(refuse("bad_recipe", p, "not a regular file"), f.Close())
-	}
-	return &tarSource{placement: at, file: f}, nil
-}
-
-func (t *tarSource) kind() string  { return "tar" }
-func (t *tarSource) name() string  { return "tar" }
-func (t *tarSource) network() bool { return false }
-
-func (t *tarSource) close() {
-	_ = t.file.Close()
-	t.placement.close()
-}
-
-// input covers path, type, mode, link, kept attributes and bytes of every entry, and
-// neither times, owners nor the form of the archive: a hit reads the archive and unpacks
-// nothing.
-func (t *tarSource) input(ctx context.Context, p Progress) (string, error) {
-	r, end, err := decompress(io.NewSectionReader(t.file, 0, 1<<62), t.limits)
-	if err != nil {
-		return "", err
-	}
-	defer end()
-	u := &unpacking{into: t.into}
-	tr := tar.NewReader(&cancelled{ctx, r})
-	var lines []string
-	for {
-		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if ctx.Err() != nil {
-			return "", context.Cause(ctx)
-		}
-		if err != nil {
-			return "", badArchive(err)
-		}
-		e, err := u.describe(h)
-		if err != nil {
-			return "", err
-		}
-		if e == nil {
-			continue
-		}
-		if int64(len(lines)) >= t.limits.Entries || e.size > t.limits.Bytes {
-			return "", refuse("world_too_large", e.path, "more than %d entries or %d bytes", t.limits.Entries, t.limits.Bytes)
-		}
-		body := sha256.New()
-		if _, err := io.Copy(body, tr); err != nil {
-			return "", badArchive(err)
-		}
-		lines = append(lines, fmt.Sprintf("%q %s %o %q %q %x", e.path, e.kind, e.mode, e.target, e.xattrs, body.Sum(nil)))
-		if len(lines)%1024 == 0 {
-			p("hash", int64(len(lines)), 0)
-		}
-	}
-	slices.Sort(lines)
-	return sum([]byte(strings.Join(lines, "\n"))), nil
-}
-
-// cancelled ends a read when its context does.
-type cancelled struct {
-	ctx context.Context //nolint:containedctx // io.Reader has no other way
-	r   io.Reader
-}
-
-func (c *cancelled) Read(p []byte) (int, error) {
-	if c.ctx.Err() != nil {
-		return 0, context.Cause(c.ctx)
-	}
-	return c.r.Read(p)
-}
-
-func (t *tarSource) fill(ctx context.Context, root int, p Progress) (layer, error) {
-	r, end, err := decompress(io.NewSectionReader(t.file, 0, 1<<62), t.limits)
-	if err != nil {
-		return layer{}, err
-	}
-	defer end()
-	out := newTree(root, t.limits)
-	// A directory that the archive does not name is the base's, where the base has it.
-	out.implied = func(p string) (*entry, error) {
-		e := &entry{path: p, kind: typeDir, mode: rootMode}
-		return e, t.edit(e)
-	}
-	parents, err := t.parents()
-	if err != nil {
-		return layer{}, err
-	}
-	for _, e := range parents {
-		if err := out.add(e, nil); err != nil {
-			return layer{}, err
-		}
-	}
-	u := &unpacking{tree: out, into: t.into, step: "unpack", edit: func(e *entry) (bool, error) { return false, t.edit(e) }}
-	if err := errors.Join(u.unpack(ctx, &cancelled{ctx, r}, p), out.close()); err != nil {
-		return layer{}, err
-	}
-	return measure(ctx, root, p)
-}
-
-// measure reads a layer's tree and makes its canonical digest.
-func measure(ctx context.Context, root int, p Progress) (layer, error) {
-	c := newCanon(nil)
-	counter := &counting{sink: c, limits: Limits{Bytes: 1 << 62, Entries: 1 << 62}, progress: p, step: "digest"}
-	if err := readTree(ctx, root, counter, nil); err != nil {
-		return layer{}, err
-	}
-	return counter.finish(c)
+	defer closeFD(dir)
+	other, err := look(dir, base)
+	return err == nil && other.Dev == st.Dev && other.Ino == st.Ino
 }

@@ -97,9 +97,12 @@ type Worlds interface {
 	Transfer
 }
 
-// Transfer moves worlds in and out as OCI image layout tars.
+// Transfer moves worlds in and out as images.
 type Transfer interface {
-	Import(ctx context.Context, r io.Reader, name string, p overlay.Progress) (overlay.World, error)
+	// Import makes an image a world and points name, unless empty, at it.
+	// *overlay.RecipeError.
+	Import(ctx context.Context, from overlay.Source, name string, p overlay.Progress) (overlay.World, error)
+	// Export writes a world as an OCI image layout tar.
 	Export(ctx context.Context, ref string, w io.Writer) error
 }
 

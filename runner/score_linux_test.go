@@ -14,6 +14,7 @@ import (
 
 	"github.com/paddock-run/paddock/internal/need"
 	"github.com/paddock-run/paddock/overlay"
+	"github.com/paddock-run/paddock/overlay/image"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/runner/record"
@@ -36,10 +37,10 @@ type realSandbox struct{ *native.Sandbox }
 
 func (s realSandbox) Files() runner.Files { return s.Sandbox.Files() }
 
-type realStore struct{ *overlay.Store }
+type realStore struct{ image.Worlds }
 
 func (s realStore) Fork(ctx context.Context, id string) (runner.Fork, error) {
-	f, err := s.Store.Fork(ctx, id)
+	f, err := s.Worlds.Fork(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +89,7 @@ func newRealBench(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	b.cfg = runner.Config{
-		Root: root, Launcher: realLauncher{l}, Worlds: realStore{store}, Record: rec, Policies: set, IDs: ids,
+		Root: root, Launcher: realLauncher{l}, Worlds: realStore{image.Worlds{Store: store}}, Record: rec, Policies: set, IDs: ids,
 		Host: policies.Host{CPUs: 16, MemoryBytes: 16 << 30}, Stock: runner.Stock{Blanks: 2, Warm: 2},
 	}
 	b.restart()

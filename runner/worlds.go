@@ -17,9 +17,9 @@ func (r *Runner) BuildWorld(ctx context.Context, recipe overlay.Recipe, p overla
 	return built, err
 }
 
-// ImportWorld reads an OCI image layout tar.
-func (r *Runner) ImportWorld(ctx context.Context, rd io.Reader, name string, p overlay.Progress) (overlay.World, error) {
-	w, err := r.cfg.Worlds.Import(ctx, rd, name, p)
+// ImportWorld makes an image a world.
+func (r *Runner) ImportWorld(ctx context.Context, from overlay.Source, name string, p overlay.Progress) (overlay.World, error) {
+	w, err := r.cfg.Worlds.Import(ctx, from, name, p)
 	if err == nil {
 		r.health.lift(w.ID)
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/paddock-run/paddock/overlay"
+	"github.com/paddock-run/paddock/overlay/image"
 	"github.com/paddock-run/paddock/runner"
 )
 
@@ -20,15 +21,15 @@ func openStore(_ context.Context, root string, log *slog.Logger) (worldStore, er
 	if err != nil {
 		return nil, err
 	}
-	return store{s}, nil
+	return store{image.Worlds{Store: s}}, nil
 }
 
-// store is overlay's store as the runner knows it: its concrete results become the
-// runner's interfaces.
-type store struct{ *overlay.Store }
+// store is overlay's store as the runner knows it, with images' ways in and out: its
+// concrete results become the runner's interfaces.
+type store struct{ image.Worlds }
 
 func (s store) Fork(ctx context.Context, id string) (runner.Fork, error) {
-	f, err := s.Store.Fork(ctx, id)
+	f, err := s.Worlds.Fork(ctx, id)
 	if err != nil {
 		return nil, err
 	}

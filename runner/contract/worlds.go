@@ -199,8 +199,18 @@ func exportImport(ctx context.Context, t *testing.T, u WorldsUnderTest) {
 	if err := u.Worlds.Remove(ctx, b.World.ID); err != nil {
 		t.Fatal(err)
 	}
-	w, err := u.Worlds.Import(ctx, &tarball, "back", nil)
-	if err != nil || w.ID != b.World.ID {
-		t.Errorf("Import = %s, %v; want %s", w.ID, err, b.World.ID)
+	path := filepath.Join(t.TempDir(), "archive")
+	if err := os.WriteFile(path, tarball.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, from := range map[string]overlay.Source{"a stream": {Stream: &tarball}, "a file": {Path: path}} {
+		w, err := u.Worlds.Import(ctx, from, "back", nil)
+		if err != nil || w.ID != b.World.ID {
+			t.Errorf("Import of %s = %s, %v; want %s", name, w.ID, err, b.World.ID)
+		}
+	}
+	_, err := u.Worlds.Import(ctx, overlay.Source{}, "", nil)
+	if _, ok := errors.AsType[*overlay.RecipeError](err); !ok {
+		t.Errorf("Import of nothing: %v, want a RecipeError", err)
 	}
 }

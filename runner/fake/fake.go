@@ -223,7 +223,22 @@ func (w *Worlds) Export(_ context.Context, ref string, out io.Writer) error {
 }
 
 // Import reads what Export wrote.
-func (w *Worlds) Import(_ context.Context, r io.Reader, name string, _ overlay.Progress) (overlay.World, error) {
+func (w *Worlds) Import(_ context.Context, from overlay.Source, name string, _ overlay.Progress) (overlay.World, error) {
+	if err := from.Check(); err != nil {
+		return overlay.World{}, err
+	}
+	r := from.Stream
+	if from.Path != "" {
+		f, err := os.Open(from.Path)
+		if err != nil {
+			return overlay.World{}, &overlay.RecipeError{Kind: "not_found", Path: from.Path}
+		}
+		defer func() { _ = f.Close() }()
+		r = f
+	}
+	if r == nil {
+		return overlay.World{}, &overlay.RecipeError{Kind: "not_found", Detail: "this store reaches no registry"}
+	}
 	var s sealed
 	if err := json.NewDecoder(r).Decode(&s); err != nil {
 		return overlay.World{}, &overlay.RecipeError{Kind: "bad_archive", Detail: err.Error()}
