@@ -49,6 +49,8 @@ type Effective struct {
 	Limits   Limits   `json:"limits"`
 	Requests Requests `json:"requests"`
 	Budgets  Budgets  `json:"budgets"`
+	// DiskOn is what holds the files that the episode writes.
+	DiskOn string `json:"disk_on" doc:"tmpfs (in memory, part of the memory budget), project, loop, btrfs or none (no limit)"`
 }
 
 // LeaseState is the lease in force.

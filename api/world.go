@@ -153,6 +153,7 @@ type Launcher struct {
 	Cgroup string `json:"cgroup"`
 	PTY    bool   `json:"pty"`
 	Freeze bool   `json:"freeze"`
+	Disk   string `json:"disk" doc:"what large writable layers stand on: project, loop, btrfs, none (no limit) or, without a disk, tmpfs"`
 }
 
 // Health says whether the daemon takes work.

@@ -58,6 +58,7 @@ func wireEpisode(e runner.Episode) api.Episode {
 			Limits:   wireLimits(e.Plan.Limits),
 			Requests: api.Requests{CPUs: e.Plan.Requests.CPUs, Memory: api.Size(e.Plan.Requests.MemoryBytes)},
 			Budgets:  api.Budgets(e.Plan.Budgets),
+			DiskOn:   e.Plan.DiskOn,
 		},
 		Clamped: e.Plan.Clamped, Env: e.Plan.Env, EnvSeed: e.Plan.EnvSeed, SampleSeed: e.Plan.SampleSeed,
 		Labels: spec.Labels, Input: compact(spec.Input), State: string(e.State), QueuePosition: e.QueuePosition,

@@ -13,12 +13,50 @@ type Limits struct {
 	DiskBytes   int64   `json:"disk"`
 	Inodes      int64   `json:"inodes"`
 	Pids        int64   `json:"pids"`
+	// DiskOn is what the writable layer stands on: HostDisk.Kind, or DiskInMemory. Effective
+	// sets it; in a request it counts for nothing.
+	DiskOn string `json:"disk_on,omitempty"`
 }
+
+// DiskInMemory is the DiskOn of a layer in a tmpfs, whose bytes are the sandbox's memory.
+const DiskInMemory = "tmpfs"
+
+// Memory is what the sandbox's processes and layer may use of the host's memory. An unset
+// DiskOn is DiskInMemory.
+func (l Limits) Memory() int64 {
+	if l.OnDisk() {
+		return l.MemoryBytes
+	}
+	return l.MemoryBytes + l.DiskBytes
+}
+
+// OnDisk says whether the layer is on the host's disk.
+func (l Limits) OnDisk() bool { return l.DiskOn != "" && l.DiskOn != DiskInMemory }
 
 // Host is what limits are clamped to; a field that is zero is unknown and clamps nothing.
 type Host struct {
 	CPUs        float64
 	MemoryBytes int64
+	// Disk is what holds writable layers that memory should not; its zero value is nothing.
+	Disk HostDisk
+}
+
+// HostDisk is a way to bound writable layers on a disk.
+type HostDisk struct {
+	// Kind names it; empty means that there is none and every layer is in memory.
+	Kind string
+	// Above is the largest limit that is kept in memory all the same.
+	Above int64
+	// Bytes is the largest limit that the disk can keep.
+	Bytes int64
+}
+
+// on is what a layer of a limit stands on.
+func (d HostDisk) on(bytes int64) string {
+	if d.Kind == "" || bytes <= d.Above {
+		return DiskInMemory
+	}
+	return d.Kind
 }
 
 // The least limits with which a sandbox can start and answer.
@@ -52,11 +90,18 @@ func (l Limits) fill(asked Limits, host Host) (eff Limits, clamped []string, err
 		memCap = host.MemoryBytes
 		inodeCap = host.MemoryBytes / inodeBytes
 	}
-	// Disk is a tmpfs, so the host's memory bounds it too.
+	diskCap := memCap // a tmpfs
+	if host.Disk.Kind != "" {
+		diskCap = max(host.Disk.Bytes, min(host.Disk.Above, memCap))
+	}
 	c := clamper{}
 	eff.CPUs = clamp(&c, "cpus", asked.CPUs, l.CPUs, minCPUs, cpuCap)
 	eff.MemoryBytes = clamp(&c, "memory", asked.MemoryBytes, l.MemoryBytes, minMemory, memCap)
-	eff.DiskBytes = clamp(&c, "disk", asked.DiskBytes, l.DiskBytes, minDisk, memCap)
+	eff.DiskBytes = clamp(&c, "disk", asked.DiskBytes, l.DiskBytes, minDisk, diskCap)
+	eff.DiskOn = host.Disk.on(eff.DiskBytes)
+	if eff.OnDisk() {
+		inodeCap = unknownInodes
+	}
 	eff.Inodes = clamp(&c, "inodes", asked.Inodes, l.Inodes, minInodes, inodeCap)
 	eff.Pids = clamp(&c, "pids", asked.Pids, l.Pids, minPids, maxPids)
 	if c.err != nil {

@@ -213,18 +213,20 @@ func TestEffectiveFillsAndClamps(t *testing.T) {
 	t.Parallel()
 	p := mustGet(t, "default")
 	host := Host{CPUs: 2, MemoryBytes: 4 << 30}
+	defaults := p.Defaults()
+	defaults.DiskOn = DiskInMemory
 	for _, c := range []struct {
 		name    string
 		asked   Limits
 		want    Limits
 		clamped []string
 	}{
-		{"nothing asked", Limits{}, p.Defaults(), nil},
-		{"all asked", Limits{0.5, 1 << 30, 1 << 20, 100, 8}, Limits{0.5, 1 << 30, 1 << 20, 100, 8}, nil},
+		{"nothing asked", Limits{}, defaults, nil},
+		{"all asked", Limits{0.5, 1 << 30, 1 << 20, 100, 8, "floppy"}, Limits{0.5, 1 << 30, 1 << 20, 100, 8, DiskInMemory}, nil},
 		{
 			"all too much",
-			Limits{math.MaxFloat64, math.MaxInt64, math.MaxInt64, math.MaxInt64, math.MaxInt64},
-			Limits{2, 4 << 30, 4 << 30, 4 << 20, 1 << 22},
+			Limits{math.MaxFloat64, math.MaxInt64, math.MaxInt64, math.MaxInt64, math.MaxInt64, ""},
+			Limits{2, 4 << 30, 4 << 30, 4 << 20, 1 << 22, DiskInMemory},
 			[]string{"cpus", "memory", "disk", "inodes", "pids"},
 		},
 	} {
@@ -236,6 +238,40 @@ func TestEffectiveFillsAndClamps(t *testing.T) {
 	if got, clamped, err := p.Effective(Limits{CPUs: 8}, Host{CPUs: 2, MemoryBytes: 1 << 30}); err != nil ||
 		got.CPUs != 2 || got.MemoryBytes != 1<<30 || !slices.Equal(clamped, []string{"cpus", "memory"}) {
 		t.Errorf("a default above the host's: %+v, %v, %v", got, clamped, err)
+	}
+}
+
+// A layer on the host's disk is bounded by that, not by memory, and is no part of it.
+func TestLargeDiskLimitsGoToTheDisk(t *testing.T) {
+	t.Parallel()
+	p := mustGet(t, "default")
+	host := Host{CPUs: 2, MemoryBytes: 4 << 30, Disk: HostDisk{Kind: "project", Above: 1 << 30, Bytes: 100 << 30}}
+	for _, c := range []struct {
+		asked, want int64
+		on          string
+		clamped     []string
+	}{
+		{1 << 20, 1 << 20, DiskInMemory, nil},
+		{1 << 30, 1 << 30, DiskInMemory, nil},
+		{1<<30 + 1, 1<<30 + 1, "project", nil},
+		{50 << 30, 50 << 30, "project", nil},
+		{500 << 30, 100 << 30, "project", []string{"disk"}},
+	} {
+		eff, clamped, err := p.Effective(Limits{MemoryBytes: 1 << 29, DiskBytes: c.asked}, host)
+		if err != nil || eff.DiskBytes != c.want || eff.DiskOn != c.on || !slices.Equal(clamped, c.clamped) {
+			t.Errorf("Effective(disk %d) = %d on %s, %v, %v; want %d on %s, %v", c.asked, eff.DiskBytes, eff.DiskOn, clamped, err, c.want, c.on, c.clamped)
+		}
+		spec, err := p.Spec(eff, "h", "/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		memory := int64(1 << 29)
+		if c.on == DiskInMemory {
+			memory += c.want
+		}
+		if got := *spec.Linux.Resources.Memory.Limit; got != memory || *spec.Linux.Resources.Memory.Swap != memory {
+			t.Errorf("disk %d on %s: a memory limit of %d, want %d", c.asked, c.on, got, memory)
+		}
 	}
 }
 
@@ -261,7 +297,7 @@ func TestEffectiveRefusesWhatMeansNothing(t *testing.T) {
 
 func TestSpecCarriesTheLimits(t *testing.T) {
 	t.Parallel()
-	spec, err := mustGet(t, "default").Spec(Limits{1.5, 64 << 20, 32 << 20, 1000, 33}, "h", "/w")
+	spec, err := mustGet(t, "default").Spec(Limits{1.5, 64 << 20, 32 << 20, 1000, 33, ""}, "h", "/w")
 	if err != nil {
 		t.Fatal(err)
 	}

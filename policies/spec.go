@@ -21,7 +21,7 @@ var hostnameForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-
 var replaced = []string{"/proc", "/dev", "/sys"}
 
 // Spec is the lock-down for these limits. Memory in Linux.Resources is
-// MemoryBytes + DiskBytes, since the upper is a tmpfs charged to the sandbox. A mount of
+// Limits.Memory: a layer in a tmpfs is charged to the sandbox. A mount of
 // type bind whose source equals its destination names a directory of the world itself
 // that stays writable under a read-only root. All specs of a policy share one seccomp
 // profile: it is not to be changed.
@@ -116,7 +116,7 @@ func namespaces() []specs.LinuxNamespace {
 func resources(eff Limits) *specs.LinuxResources {
 	quota := int64(math.Round(eff.CPUs * cpuPeriod))
 	period := uint64(cpuPeriod)
-	memory := eff.MemoryBytes + eff.DiskBytes
+	memory := eff.Memory()
 	// Memory and swap together, so no swap at all.
 	swap := memory
 	pids := eff.Pids

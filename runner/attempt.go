@@ -190,11 +190,8 @@ func (a *attempt) begin(ctx context.Context) *End {
 	defer cancel()
 	if err := a.start(ctx); err != nil {
 		a.log.Warn("episode did not start", slog.Any("error", err))
-		if a.journal == nil { // the store or the record failed, not the launcher
-			end := storageEnd("start", err)
-			return &end
-		}
-		return &End{Status: Errored, Cause: Platform, Step: "start", Evidence: []string{err.Error()}}
+		end := storageEnd("start", err)
+		return &end
 	}
 	a.mu.Lock()
 	a.rec.Clocks.StartS = time.Since(started).Seconds()
@@ -284,10 +281,7 @@ func (a *attempt) fillBox(ctx context.Context) error {
 
 // kind is what the attempt's sandbox depends on.
 func (a *attempt) kind() kind {
-	return kind{world: a.plan.World, policy: a.plan.PolicyHash, workdir: a.workdir, limits: policies.Limits{
-		CPUs: a.plan.Limits.CPUs, MemoryBytes: a.plan.Limits.MemoryBytes, DiskBytes: a.plan.Limits.DiskBytes,
-		Inodes: a.plan.Limits.Inodes, Pids: a.plan.Limits.Pids,
-	}}
+	return kind{world: a.plan.World, policy: a.plan.PolicyHash, workdir: a.workdir, limits: a.plan.effective()}
 }
 
 // fill forks a world for a box and starts its sandbox. The box has what was made before an
@@ -303,7 +297,7 @@ func (r *Runner) fill(ctx context.Context, k kind, pol *policies.Policy, b box) 
 	}
 	spec := sandbox.Spec{
 		Name: b.name, IDs: b.ids, OCI: oci,
-		Root: sandbox.Root{Upper: sandbox.Upper{Bytes: k.limits.DiskBytes, Inodes: k.limits.Inodes}},
+		Root: sandbox.Root{Upper: sandbox.Upper{Bytes: k.limits.DiskBytes, Inodes: k.limits.Inodes, OnDisk: k.limits.OnDisk()}},
 	}
 	for _, dir := range b.fork.Lowers() {
 		spec.Root.Lowers = append(spec.Root.Lowers, sandbox.Lower{Path: dir})

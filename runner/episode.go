@@ -41,6 +41,9 @@ type Plan struct {
 	Requests Requests `json:"requests"`
 	Budgets  Budgets  `json:"budgets"`
 	Clamped  []string `json:"clamped,omitempty"`
+	// DiskOn is what the writable layer stands on: tmpfs, project, loop, btrfs or none. Not
+	// in the digest.
+	DiskOn string `json:"disk_on,omitempty"`
 	// Env is the pinned environment of calls, KEY=value, sorted.
 	Env        []string `json:"env"`
 	EnvSeed    uint32   `json:"env_seed"`

@@ -112,11 +112,15 @@ func (a *attempt) fill(c *callState, e sandbox.Exit, expired string) {
 		r.Limit = &LimitHit{Name: "cpu_s", Value: c.spec.CPUS, Measured: e.Usage.CPU.Seconds()}
 	case r.OOM:
 		r.Limit = &LimitHit{
-			Name: "memory", Value: float64(a.plan.Limits.MemoryBytes + a.plan.Limits.DiskBytes),
+			Name: "memory", Value: float64(a.plan.effective().Memory()),
 			Measured: float64(e.Usage.MemoryPeakBytes),
 		}
 	case r.PidsLimit:
 		r.Limit = &LimitHit{Name: "pids", Value: float64(a.plan.Limits.Pids), Measured: float64(a.plan.Limits.Pids)}
+	case e.Full == sandbox.FullDisk:
+		r.Limit = &LimitHit{Name: e.Full, Value: float64(a.plan.Limits.DiskBytes), Measured: float64(a.plan.Limits.DiskBytes)}
+	case e.Full == sandbox.FullInodes:
+		r.Limit = &LimitHit{Name: e.Full, Value: float64(a.plan.Limits.Inodes), Measured: float64(a.plan.Limits.Inodes)}
 	}
 }
 

@@ -89,7 +89,7 @@ func (g *grading) sandboxSpec(layer string) (sandbox.Spec, int64, error) {
 		Name: g.r.sandboxName(), IDs: g.in.IDs, OCI: oci,
 		Root: sandbox.Root{
 			Lowers: []sandbox.Lower{{Path: layer, Shifted: true}},
-			Upper:  sandbox.Upper{Bytes: eff.DiskBytes, Inodes: eff.Inodes},
+			Upper:  sandbox.Upper{Bytes: eff.DiskBytes, Inodes: eff.Inodes, OnDisk: eff.OnDisk()},
 		},
 	}
 	if g.in.Upper != nil {
@@ -98,7 +98,7 @@ func (g *grading) sandboxSpec(layer string) (sandbox.Spec, int64, error) {
 	for _, dir := range g.in.Fork.Lowers() {
 		s.Root.Lowers = append(s.Root.Lowers, sandbox.Lower{Path: dir})
 	}
-	return s, eff.MemoryBytes + eff.DiskBytes, nil
+	return s, eff.Memory(), nil
 }
 
 var errHostMemory = errors.New("host_memory: the OOM killer struck the scoring sandbox, which had never met its own limit")

@@ -89,7 +89,7 @@ func TestDiskAndPidsAreResultsOfCalls(t *testing.T) {
 	t.Parallel()
 	b := newRealBench(t)
 	key := b.live("e", func(s *runner.EpisodeSpec) { s.Limits.DiskBytes, s.Limits.Pids = 1<<20, 16 })
-	if res := b.sh(key, "dd if=/dev/zero of=/tmp/f bs=64k count=64"); res.Code == nil || *res.Code == 0 || res.End != nil {
+	if res := b.sh(key, "dd if=/dev/zero of=/tmp/f bs=64k count=64"); res.Code == nil || *res.Code == 0 || res.End != nil || res.Limit == nil || res.Limit.Name != "disk" {
 		t.Errorf("a full disk: %+v", res)
 	}
 	if res := b.sh(key, "rm /tmp/f; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do sleep 1 & done; wait"); !res.PidsLimit || res.End != nil {

@@ -206,7 +206,7 @@ func makePlan(spec *EpisodeSpec, run Run, world overlay.World, pol *policies.Pol
 		return Plan{}, fmt.Errorf("effective limits: %w", err)
 	}
 	p := Plan{
-		Spec: *spec, World: world.ID, Policy: pol.Name(), PolicyHash: pol.Hash(), Clamped: clamped,
+		Spec: *spec, World: world.ID, Policy: pol.Name(), PolicyHash: pol.Hash(), Clamped: clamped, DiskOn: eff.DiskOn,
 		Limits: Limits{
 			CPUs: eff.CPUs, MemoryBytes: eff.MemoryBytes, DiskBytes: eff.DiskBytes, Inodes: eff.Inodes, Pids: eff.Pids,
 			CPUSeconds: spec.Limits.CPUSeconds, OutputBytes: spec.Limits.OutputBytes, Calls: spec.Limits.Calls,
@@ -220,6 +220,14 @@ func makePlan(spec *EpisodeSpec, run Run, world overlay.World, pol *policies.Pol
 		return Plan{}, err
 	}
 	return p, nil
+}
+
+// effective are the plan's limits as policies know them.
+func (p *Plan) effective() policies.Limits {
+	return policies.Limits{
+		CPUs: p.Limits.CPUs, MemoryBytes: p.Limits.MemoryBytes, DiskBytes: p.Limits.DiskBytes,
+		Inodes: p.Limits.Inodes, Pids: p.Limits.Pids, DiskOn: p.DiskOn,
+	}
 }
 
 // requestsOf fills in the defaults. More than the host has would wait for ever, so it is

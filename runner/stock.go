@@ -117,7 +117,7 @@ func (s *stock) newBox() (box, error) {
 }
 
 func (s *stock) takeWarm(k kind, fill func(context.Context, box) (box, error)) (box, bool) {
-	if s.cfg.Warm == 0 {
+	if s.cfg.Warm == 0 || k.limits.OnDisk() { // its room on the disk is promised to who is there
 		return box{}, false
 	}
 	s.mu.Lock()

@@ -80,6 +80,8 @@ type Exit struct {
 	HostOOM bool
 	// PidsLimit: at least one fork failed at the pids limit while it ran.
 	PidsLimit bool
+	// Full is FullDisk or FullInodes when the writable layer had none left at its end.
+	Full string
 	// OutputHeld: a process that outlived the main one still has stdout or stderr open.
 	OutputHeld bool
 	// Leftover is the number of processes of this command still alive at its end (with
@@ -88,6 +90,12 @@ type Exit struct {
 
 	Usage Usage
 }
+
+// What Exit.Full can be.
+const (
+	FullDisk   = "disk"
+	FullInodes = "inodes"
+)
 
 // StartFailure says why a program could not be started; Kind is stable.
 type StartFailure struct {

@@ -59,13 +59,16 @@ type Lower struct {
 	Shifted bool
 }
 
-// Upper is the writable layer: a tmpfs of its own with both bounds. Pages of it count
-// against the sandbox's memory limit, so the caller asks for memory + disk there.
+// Upper is the writable layer, a file system or part of one with both bounds. Unless it
+// is OnDisk it is a tmpfs, whose pages count against the sandbox's memory limit: the caller
+// then asks for memory + disk there.
 type Upper struct {
 	// Bytes bounds the contents; writing more is ENOSPC inside.
 	Bytes int64
 	// Inodes bounds the number of files; one more is ENOSPC inside.
 	Inodes int64
+	// OnDisk wants it on the launcher's disk (Info.Disk), which must be there.
+	OnDisk bool
 }
 
 // Info says what a launcher is and what it can do here.
@@ -79,6 +82,9 @@ type Info struct {
 	// PTY, Freeze say whether Command.PTY and Freeze work.
 	PTY    bool `json:"pty"`
 	Freeze bool `json:"freeze"`
+	// Disk is what uppers OnDisk stand on: project, loop, btrfs or none (and then nothing
+	// bounds them); tmpfs when there is no disk.
+	Disk string `json:"disk"`
 }
 
 // FateKind says why a sandbox is gone.

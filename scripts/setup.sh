@@ -49,6 +49,7 @@ want_test() {
   want busybox-static static_busybox
   want mmdebstrap has mmdebstrap
   want e2fsprogs has mkfs.ext4
+  want btrfs-progs has mkfs.btrfs
   want python3 has python3
   want util-linux has unshare
 }

@@ -24,7 +24,7 @@ func doctorCommand(c *cli) *cobra.Command {
 			"ok, warn (slower, smaller or weaker than it could be) or fail (episodes cannot run). Exit code 1 on a fail.",
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			checks := doctor.Examine(cmd.Context(), root)
+			checks := doctor.Examine(cmd.Context(), root, diskCheck)
 			report := doctorReport{Level: doctor.Worst(checks), Checks: checks}
 			if err := c.show(report, func(w io.Writer) { printDoctor(w, report) }); err != nil {
 				return err

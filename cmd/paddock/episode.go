@@ -214,7 +214,7 @@ func showEpisode(w io.Writer, e api.Episode) {
 		[]string{"world", short(e.World)},
 		[]string{"policy", e.Policy},
 		[]string{"group", e.Group},
-		[]string{"limits", fmt.Sprintf("cpus %g, memory %s, disk %s, pids %d", l.CPUs, l.Memory, l.Disk, l.Pids)},
+		[]string{"limits", fmt.Sprintf("cpus %g, memory %s, disk %s (%s), pids %d", l.CPUs, l.Memory, l.Disk, e.Effective.DiskOn, l.Pids)},
 		[]string{"clamped", strings.Join(e.Clamped, ", ")},
 		[]string{"lease", e.Lease.Kind + deadline(e.Lease.Deadline)},
 		[]string{"seeds", fmt.Sprintf("env %d, sample %d", e.EnvSeed, e.SampleSeed)},

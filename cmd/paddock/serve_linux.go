@@ -36,6 +36,7 @@ type serveOptions struct {
 	maxConns                  int
 	drain                     time.Duration
 	stock                     runner.Stock
+	disk                      diskOptions
 }
 
 func serveCommand(c *cli) *cobra.Command {
@@ -68,6 +69,9 @@ func serveCommand(c *cli) *cobra.Command {
 	f.IntVar(&o.maxConns, "max-connections", daemon.DefaultMaxConns, "cap of open connections")
 	f.IntVar(&o.stock.Blanks, "blanks", 2, "sandboxes kept begun for any world and policy (namespaces, cgroups, PID 1), each used once")
 	f.IntVar(&o.stock.Warm, "warm", 4, "most sandboxes kept ready for each world, policy and limits asked for lately, each used once")
+	f.StringVar(&o.disk.kind, "disk", "auto", "what holds the files of episodes with large disk limits: auto, tmpfs (memory), project (quotas of an XFS or ext4\nmounted with prjquota), loop (an image each), btrfs, none; auto is the first of project, btrfs, loop that works here")
+	f.StringVar(&o.disk.above, "disk-above", "", "keep disk limits up to this in memory; by default a quarter of the host's memory with auto, else 0")
+	f.BoolVar(&o.disk.unlimited, "i-want-no-disk-limits", false, "must go with --disk none, which lets any episode fill the store's disk")
 	f.DurationVar(&o.drain, "drain-timeout", 30*time.Second, "how long live episodes may take to end after a signal")
 	return cmd
 }
@@ -85,6 +89,9 @@ func (o serveOptions) serve(ctx context.Context, errs io.Writer) error {
 		return err
 	}
 	if err := o.checkRemote(); err != nil {
+		return err
+	}
+	if err := o.disk.check(); err != nil {
 		return err
 	}
 	if os.Geteuid() != 0 {

@@ -33,8 +33,8 @@ func versionCommand(c *cli) *cobra.Command {
 					fmt.Fprintln(w, "no daemon answers")
 					return
 				}
-				fmt.Fprintf(w, "daemon %s, pid %d, launcher %s on cgroup %s, up %s\n",
-					info.Version, info.PID, info.Launcher.Name, info.Launcher.Cgroup, seconds(info.UptimeS))
+				fmt.Fprintf(w, "daemon %s, pid %d, launcher %s on cgroup %s, disk %s, up %s\n",
+					info.Version, info.PID, info.Launcher.Name, info.Launcher.Cgroup, info.Launcher.Disk, seconds(info.UptimeS))
 			})
 		},
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/runner/record"
 	"github.com/paddock-run/paddock/sandbox"
+	"github.com/paddock-run/paddock/sandbox/disk"
 	"github.com/paddock-run/paddock/sandbox/native"
 )
 
@@ -58,7 +59,13 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 	if err != nil {
 		return nil, err
 	}
-	launcher, err := o.launcher(filepath.Join(run, "launcher"), log)
+	host := hostLimits()
+	layers, err := o.disk.open(ctx, filepath.Join(run, "disk"), &host, log)
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, func() error { return closeDisk(layers) })
+	launcher, err := o.launcher(filepath.Join(run, "launcher"), layers, log)
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +75,7 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 		return nil, err
 	}
 	r, err := runner.New(ctx, runner.Config{
-		Root: o.root, Launcher: nativeLauncher{launcher}, Worlds: store, Record: rec, Policies: set, Host: hostLimits(), IDs: ids,
+		Root: o.root, Launcher: nativeLauncher{launcher}, Worlds: store, Record: rec, Policies: set, Host: host, IDs: ids,
 		Sockets: sockets, Log: log, Faults: faults, Stock: o.stock,
 	})
 	if err != nil {
@@ -78,27 +85,32 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 	if err != nil {
 		return nil, errors.Join(err, r.Close(ctx))
 	}
-	server, err := daemon.New(daemon.Config{
+	server, err := o.listen(ctx, daemon.Config{
 		Runner: r, Policies: set, Launcher: launcher, Sockets: sockets, Spool: filepath.Join(o.root, "tmp"), Version: version,
-		Socket: daemon.SocketOptions{Path: o.socket, Group: o.socketGroup}, Tenants: tenants, Remote: o.remote, Host: hostLimits(), Log: log, MaxConns: o.maxConns,
+		Socket: daemon.SocketOptions{Path: o.socket, Group: o.socketGroup}, Tenants: tenants, Remote: o.remote, Host: host, Log: log, MaxConns: o.maxConns,
 	})
 	if err != nil {
-		return nil, errors.Join(err, r.Close(ctx))
-	}
-	if err := os.MkdirAll(filepath.Dir(o.socket), 0o755); err != nil {
-		return nil, errors.Join(err, r.Close(ctx))
-	}
-	if err := server.Listen(ctx); err != nil {
 		return nil, errors.Join(err, r.Close(ctx))
 	}
 	return &stack{runner: r, server: server, close: closeAll}, nil
 }
 
-func (o serveOptions) launcher(dir string, log *slog.Logger) (*native.Launcher, error) {
+func (o serveOptions) listen(ctx context.Context, cfg daemon.Config) (*daemon.Server, error) {
+	server, err := daemon.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(o.socket), 0o755); err != nil {
+		return nil, err
+	}
+	return server, server.Listen(ctx)
+}
+
+func (o serveOptions) launcher(dir string, layers disk.Backend, log *slog.Logger) (*native.Launcher, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return native.New(native.Config{Dir: dir, CgroupParent: filepath.Join(o.cgroupParent, storeHash(o.root)), Log: log})
+	return native.New(native.Config{Dir: dir, CgroupParent: filepath.Join(o.cgroupParent, storeHash(o.root)), Disk: layers, Log: log})
 }
 
 // nativeLauncher and nativeSandbox give the launcher's types as the runner's interfaces,

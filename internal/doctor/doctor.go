@@ -50,8 +50,9 @@ func fail(do, format string, args ...any) Check {
 	return Check{Level: Fail, Do: do, Found: fmt.Sprintf(format, args...)}
 }
 
-// Examine makes every check; store is the store's root, which need not exist yet.
-func Examine(ctx context.Context, store string) []Check {
+// Examine makes every check; store is the store's root, which need not exist yet. disks
+// says how the disk of a directory that is there can be bounded; nil leaves that out.
+func Examine(ctx context.Context, store string, disks func(ctx context.Context, dir string) Check) []Check {
 	checks := []struct {
 		name string
 		look func() Check
@@ -67,7 +68,7 @@ func Examine(ctx context.Context, store string) []Check {
 		{"seccomp", seccomp},
 		{"cgroups", cgroups},
 		{"store", func() Check { return storeCheck(store) }},
-		{"disk limits", func() Check { return quota(store) }},
+		{"disk limits", func() Check { return disks(ctx, exists(store)) }},
 		{"memory", memory},
 		{"descriptors", descriptors},
 		{"process ids", processIDs},
@@ -78,6 +79,9 @@ func Examine(ctx context.Context, store string) []Check {
 	}
 	report := make([]Check, 0, len(checks))
 	for _, c := range checks {
+		if c.name == "disk limits" && disks == nil {
+			continue
+		}
 		found := c.look()
 		found.Name = c.name
 		report = append(report, found)

@@ -14,7 +14,7 @@ import (
 func TestThisHostCanRunEpisodes(t *testing.T) {
 	t.Parallel()
 	need.Overlay(t)
-	report := Examine(t.Context(), t.TempDir())
+	report := Examine(t.Context(), t.TempDir(), nil)
 	seen := map[string]bool{}
 	for _, c := range report {
 		if c.Level == Fail {

@@ -198,34 +198,6 @@ func storeCheck(store string) Check {
 	return ok("%s", text)
 }
 
-// quota names what can bound an episode's disk. A tmpfs upper is what episodes use.
-func quota(store string) Check {
-	back := []string{"tmpfs (in use)"}
-	if found, err := FileSystemOf(store); err == nil && found.Type == "xfs" && hasProjectQuota(store) {
-		back = append(back, "xfs project quota")
-	}
-	if _, err := os.Stat("/dev/loop-control"); err == nil {
-		back = append(back, "loop images")
-	}
-	return ok("%s", strings.Join(back, ", "))
-}
-
-// hasProjectQuota looks for the mount option of the file system that holds dir.
-func hasProjectQuota(dir string) bool {
-	var st unix.Stat_t
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil || unix.Stat(exists(dir), &st) != nil {
-		return false
-	}
-	device := fmt.Sprintf(" %d:%d ", unix.Major(st.Dev), unix.Minor(st.Dev))
-	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, device) && (strings.Contains(line, "prjquota") || strings.Contains(line, "pquota")) {
-			return true
-		}
-	}
-	return false
-}
-
 func descriptors() Check {
 	const wanted = 1 << 16
 	var limit unix.Rlimit

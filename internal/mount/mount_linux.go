@@ -20,7 +20,7 @@ const (
 	ReadOnly = unix.MOUNT_ATTR_RDONLY
 )
 
-// Option is one option of a new file system.
+// Option is one option of a new file system; one without a value is a flag.
 type Option struct{ Key, Value string }
 
 // New makes a detached mount of a new file system.
@@ -31,7 +31,11 @@ func New(fstype string, attrs int, opts ...Option) (*os.File, error) {
 	}
 	defer func() { _ = unix.Close(fs) }()
 	for _, o := range opts {
-		if err := unix.FsconfigSetString(fs, o.Key, o.Value); err != nil {
+		set := func() error { return unix.FsconfigSetString(fs, o.Key, o.Value) }
+		if o.Value == "" {
+			set = func() error { return unix.FsconfigSetFlag(fs, o.Key) }
+		}
+		if err := set(); err != nil {
 			return nil, fmt.Errorf("%s option %s=%s: %w", fstype, o.Key, o.Value, err)
 		}
 	}

@@ -59,7 +59,7 @@ func (s *search) loops() error {
 
 // scratch are the directories of a store that hold nothing once its daemon is gone. They
 // themselves stay.
-var scratch = []string{"run", "run/launcher", "run/launcher/stage", "run/sockets", "run/scratch", "tmp"}
+var scratch = []string{"run", "run/launcher", "run/launcher/stage", "run/sockets", "run/disk", "run/scratch", "tmp"}
 
 // directories lists entries of the scratch directories that no live daemon made.
 func (s *search) directories() error {

@@ -17,6 +17,7 @@ import (
 	"github.com/paddock-run/paddock/guest"
 	"github.com/paddock-run/paddock/internal/mount"
 	"github.com/paddock-run/paddock/internal/undo"
+	"github.com/paddock-run/paddock/sandbox/disk"
 )
 
 // building is one sandbox on its way; what it holds goes to the daemon or is closed.
@@ -30,7 +31,7 @@ type building struct {
 	socket    *os.File // the daemon's end
 	guestEnd  *os.File
 	userns    *os.File
-	pool      *os.File // the upper's tmpfs
+	pool      *os.File // the mount with the upper
 	upper     *os.File
 	work      *os.File
 	lowers    []*os.File
@@ -158,7 +159,7 @@ func (b *building) makeUpper() error {
 	if b.userns, err = os.Open(fmt.Sprintf("/proc/%d/ns/user", b.pid)); err != nil {
 		return err
 	}
-	if b.pool, err = mount.Tmpfs(b.r.Upper.Bytes, b.r.Upper.Inodes, 0o700, mount.NoSUID|mount.NoDev); err != nil {
+	if err := b.makePool(); err != nil {
 		return err
 	}
 	for _, d := range []struct {
@@ -177,6 +178,19 @@ func (b *building) makeUpper() error {
 	}
 	owner := int(b.r.IDs.HostID)
 	return b.upper.Chown(owner, owner)
+}
+
+// makePool makes the tmpfs of the upper, unless the daemon sent a mount of its disk.
+func (b *building) makePool() (err error) {
+	if !b.r.Upper.OnDisk {
+		b.pool, err = mount.Tmpfs(b.r.Upper.Bytes, b.r.Upper.Inodes, 0o700, mount.NoSUID|mount.NoDev)
+		return err
+	}
+	if len(b.given) == 0 {
+		return errors.New("descriptor of the upper's disk is missing")
+	}
+	b.pool, b.given = b.given[0], b.given[1:]
+	return mount.SetAttrs(b.pool, mount.NoSUID|mount.NoDev, nil)
 }
 
 // openLowers clones each layer and maps its owners into the sandbox's range.
@@ -238,15 +252,11 @@ func cloneDir(dir *os.File) (*os.File, error) {
 }
 
 func (b *building) makeRoot() error {
-	err := mount.ErrNeedsPaths
-	if !b.l.byPath {
-		b.root, err = mount.Overlay(b.lowers, b.upper, b.work)
+	makeOverlay := b.makeOverlay
+	if b.r.Upper.OnDisk {
+		makeOverlay = func() error { return disk.WithoutResource(b.makeOverlay) }
 	}
-	if errors.Is(err, mount.ErrNeedsPaths) {
-		b.l.byPath = true
-		err = b.overlayByPath()
-	}
-	if err != nil {
+	if err := makeOverlay(); err != nil {
 		return err
 	}
 	// A full upper at this moment makes the kernel mount read-only, silently.
@@ -257,9 +267,22 @@ func (b *building) makeRoot() error {
 	if st.Flags&unix.ST_RDONLY != 0 {
 		return fmt.Errorf("overlay came up read-only: %w", unix.ENOSPC)
 	}
+	var err error
 	b.rootClone, err = mount.Clone(b.root)
 	if errors.Is(err, unix.EINVAL) { // before 6.15 only an attached mount can be cloned
 		err = b.cloneAttached()
+	}
+	return err
+}
+
+func (b *building) makeOverlay() error {
+	err := mount.ErrNeedsPaths
+	if !b.l.byPath {
+		b.root, err = mount.Overlay(b.lowers, b.upper, b.work)
+	}
+	if errors.Is(err, mount.ErrNeedsPaths) {
+		b.l.byPath = true
+		err = b.overlayByPath()
 	}
 	return err
 }
@@ -314,7 +337,7 @@ func (b *building) cloneAttached() error {
 	return err
 }
 
-// upperPlace is where an upper's tmpfs is attached, below the place of its sandbox.
+// upperPlace is where an upper's mount is attached, below the place of its sandbox.
 const upperPlace = "u"
 
 // attachUpper attaches the upper until the daemon releases it: a scoring sandbox takes it

@@ -17,8 +17,8 @@ import (
 // The daemon and its launcher exchange one packet a message over a SOCK_SEQPACKET pair:
 // JSON, and descriptors by SCM_RIGHTS.
 
-// request asks the launcher for a sandbox. The descriptors of lowers that have one go
-// along, in order.
+// request asks the launcher for a sandbox. The mount of an upper on a disk goes along, and
+// the descriptors of lowers that have one, in order.
 type request struct {
 	ID uint64
 	// Release, with an ID alone, gives up an upper that was Attached; it is not answered.

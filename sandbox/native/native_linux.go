@@ -32,6 +32,7 @@ import (
 
 	"github.com/paddock-run/paddock/guest"
 	"github.com/paddock-run/paddock/sandbox"
+	"github.com/paddock-run/paddock/sandbox/disk"
 	"github.com/paddock-run/paddock/sandbox/files"
 	"github.com/paddock-run/paddock/sandbox/seccomp"
 )
@@ -43,7 +44,10 @@ type Config struct {
 	// CgroupParent is the path below each hierarchy under which sandboxes get their
 	// cgroups. It belongs to this launcher alone: New sweeps what a dead one left there.
 	CgroupParent string
-	Log          *slog.Logger
+	// Disk makes the uppers that are to be OnDisk; nil refuses them. It stays the caller's,
+	// to be closed after the launcher.
+	Disk disk.Backend
+	Log  *slog.Logger
 }
 
 // Launcher implements runner.Launcher.
@@ -108,7 +112,10 @@ func New(cfg Config) (*Launcher, error) {
 		return nil, err
 	}
 	l := &Launcher{cfg: cfg, tree: t, filters: map[*specs.LinuxSeccomp][]byte{}, prepared: map[string]*launcherProcess{}}
-	l.info = sandbox.Info{Name: "native", UserNS: true, Cgroup: t.mode(), PTY: true, Freeze: t.unified != ""}
+	l.info = sandbox.Info{Name: "native", UserNS: true, Cgroup: t.mode(), PTY: true, Freeze: t.unified != "", Disk: string(disk.Tmpfs)}
+	if cfg.Disk != nil {
+		l.info.Disk = string(cfg.Disk.Kind())
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.proc, err = l.spawnLocked(); err != nil {
@@ -237,9 +244,38 @@ func (l *Launcher) Start(ctx context.Context, spec sandbox.Spec) (*Sandbox, erro
 	if err := check(spec); err != nil {
 		return nil, err
 	}
+	if !spec.Root.Upper.OnDisk {
+		return l.start(ctx, spec, nil)
+	}
+	v, err := l.volume(ctx, spec)
+	if err != nil {
+		return nil, errors.Join(err, l.Drop(spec.Name))
+	}
+	s, err := l.start(ctx, spec, v)
+	if err != nil && !errors.Is(err, errAbandoned) {
+		err = errors.Join(err, v.Close())
+	}
+	return s, err
+}
+
+func (l *Launcher) volume(ctx context.Context, spec sandbox.Spec) (*disk.Volume, error) {
+	if l.cfg.Disk == nil {
+		return nil, errors.New("the writable layer is to be on a disk, and there is none")
+	}
+	return l.cfg.Disk.New(ctx, spec.Name, disk.Size{Bytes: spec.Root.Upper.Bytes, Inodes: spec.Root.Upper.Inodes})
+}
+
+// errAbandoned says that what was begun is ended behind the caller's back.
+var errAbandoned = errors.New("abandoned")
+
+// start is Start on an upper that is there, or in memory.
+func (l *Launcher) start(ctx context.Context, spec sandbox.Spec, upper *disk.Volume) (*Sandbox, error) {
 	r, fds, err := l.request(spec)
 	if err != nil {
 		return nil, err
+	}
+	if upper != nil {
+		fds = append([]*os.File{upper.Mount()}, fds...)
 	}
 	p, err := l.launcher()
 	if err != nil {
@@ -258,10 +294,10 @@ func (l *Launcher) Start(ctx context.Context, spec sandbox.Spec) (*Sandbox, erro
 			// A launcher that died in the middle has not cleared away.
 			return nil, errors.Join(fmt.Errorf("start sandbox %s: %w", spec.Name, err), l.tree.remove(spec.Name))
 		}
-		return l.adopt(p, r, spec, a)
+		return l.adopt(p, r, spec, a, upper)
 	case <-ctx.Done():
-		l.wg.Go(func() { l.abandon(p, r, spec, answer) }) //nolint:contextcheck // ctx is over: the clean-up has a deadline of its own
-		return nil, context.Cause(ctx)
+		l.wg.Go(func() { l.abandon(p, r, spec, answer, upper) }) //nolint:contextcheck // ctx is over: the clean-up has a deadline of its own
+		return nil, fmt.Errorf("%w: %w", errAbandoned, context.Cause(ctx))
 	}
 }
 
@@ -295,17 +331,18 @@ func (a started) failure(ok bool) error {
 }
 
 // abandon ends a sandbox whose caller did not wait for it.
-func (l *Launcher) abandon(p *launcherProcess, r *request, spec sandbox.Spec, answer chan started) {
+func (l *Launcher) abandon(p *launcherProcess, r *request, spec sandbox.Spec, answer chan started, upper *disk.Volume) {
 	a, ok := <-answer
-	if !ok || a.Error != "" {
-		return
+	if ok && a.Error == "" {
+		if s, err := l.adopt(p, r, spec, a, upper); err == nil {
+			_ = s.Close()
+			return
+		}
 	}
-	if s, err := l.adopt(p, r, spec, a); err == nil {
-		_ = s.Close()
-	}
+	_ = upper.Close()
 }
 
-func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a started) (*Sandbox, error) {
+func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a started, upper *disk.Volume) (*Sandbox, error) {
 	if want := 5 + len(spec.Listen); len(a.files) != want {
 		closeAll(a.files)
 		return nil, fmt.Errorf("launcher sent %d descriptors, want %d", len(a.files), want)
@@ -325,7 +362,7 @@ func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a st
 	}
 	s := &Sandbox{
 		l: l, name: spec.Name, ids: spec.IDs, oci: spec.OCI,
-		root: a.files[0], upper: a.files[1], pidfd: a.files[2], pool: a.files[3], guest: c,
+		root: a.files[0], upper: a.files[1], pidfd: a.files[2], pool: a.files[3], volume: upper, guest: c,
 		slots: &slots{tree: l.tree, name: spec.Name}, done: make(chan struct{}), calls: map[uint32]*process{},
 		rlimits: rlimits(spec.OCI), listeners: listeners,
 	}

@@ -441,6 +441,7 @@ func (p *process) settle(e *sandbox.Exit, bounded bool, wall time.Duration) {
 	e.OOM = ooms > p.slot.oom0
 	e.HostOOM = e.OOM && !p.slot.tree.limitMet(filepath.Dir(p.slot.path))
 	e.PidsLimit = pids > p.slot.pids0
+	e.Full = p.s.full()
 	e.Usage = sandbox.Usage{
 		CPU: cpu - p.slot.cpu0, Wall: wall, MemoryPeakBytes: max(0, p.slot.peak()-p.slot.mem0),
 	}

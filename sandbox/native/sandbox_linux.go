@@ -17,6 +17,7 @@ import (
 
 	"github.com/paddock-run/paddock/guest"
 	"github.com/paddock-run/paddock/sandbox"
+	"github.com/paddock-run/paddock/sandbox/disk"
 	"github.com/paddock-run/paddock/sandbox/files"
 )
 
@@ -30,7 +31,9 @@ type Sandbox struct {
 	upper *os.File
 	// pool is the mount that upper lies on. It is dissolved with its last descriptor, and
 	// then upper could be no layer of a scoring sandbox.
-	pool    *os.File
+	pool *os.File
+	// volume is what pool is of; nil when that is a tmpfs of its own.
+	volume  *disk.Volume
 	pidfd   *os.File
 	guest   *conn
 	files   *files.Tree
@@ -221,6 +224,23 @@ func (s *Sandbox) Usage(context.Context) (sandbox.Usage, error) {
 	}, nil
 }
 
+// roundedOff is up to how many blocks may be left when a write was refused: an ext4 takes
+// one of 1 MiB whole or not at all.
+const roundedOff = 512
+
+// full says what the upper has no more of, if anything.
+func (s *Sandbox) full() string {
+	var st unix.Statfs_t
+	switch err := unix.Fstatfs(int(s.upper.Fd()), &st); {
+	case err != nil || st.Blocks == 0:
+	case st.Bavail <= min(roundedOff, st.Blocks/64):
+		return sandbox.FullDisk
+	case st.Files > 0 && st.Ffree == 0:
+		return sandbox.FullInodes
+	}
+	return ""
+}
+
 // pressure reads "some ... total=N" (microseconds) of a PSI file; 0 where there is none.
 func pressure(text string) time.Duration {
 	line, _, _ := strings.Cut(text, "\n")
@@ -313,7 +333,7 @@ func (s *Sandbox) Close() error {
 		if s.release != nil {
 			_ = s.release() // a launcher that is gone holds nothing
 		}
-		s.closeErr = errors.Join(err, s.l.tree.remove(s.name))
+		s.closeErr = errors.Join(err, s.l.tree.remove(s.name), s.volume.Close())
 	})
 	return s.closeErr
 }
