@@ -172,6 +172,7 @@ type RewardSpec struct {
 	Name    string             `json:"name"`
 	Reward  *float64           `json:"reward"`
 	Metrics map[string]float64 `json:"metrics,omitempty"`
+	Reason  string             `json:"reason,omitempty" doc:"a text that is kept beside it"`
 }
 
 // Change is one path that differs from the world.

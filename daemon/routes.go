@@ -132,17 +132,32 @@ func scoreRoutes() []route {
 
 func batchRoutes() []route {
 	missing := may(api.NotFound)
+	generation := header(api.HeaderGeneration, "the run's generation that the driver was given")
+	after := param("after", "integer", "the last seq that is known")
+	follow := param("follow", "boolean", "wait for more until the batch no longer runs")
 	return []route{
-		typed("POST", "/v1/batches", "createBatch", "Run many episodes from a manifest", (*Server).createBatch, body(bigBody),
-			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownTool, api.SpecConflict, api.RunExists, api.Fenced, api.OverCapacity, api.NotFound)),
+		typed("POST", "/v1/batches", "createBatch", "Run many episodes: from a manifest, or as an open queue", (*Server).createBatch, body(bigBody), generation,
+			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownTool, api.RefusedByPolicy, api.SpecConflict, api.RunExists, api.Fenced, api.OverCapacity, api.NotFound)),
 		typed("GET", "/v1/batches", "listBatches", "List the caller's batches", (*Server).listBatches, draining),
-		typed("GET", batchPath, "getBatch", "A batch, its counts and its groups", (*Server).getBatch, draining, missing),
-		typed("POST", batchPath+"/resume", "resumeBatch", "Go on with a batch that was interrupted or cancelled", (*Server).resumeBatch, missing, may(api.WrongState, api.Fenced)),
-		typed("POST", batchPath+"/cancel", "cancelBatch", "Cancel what of a batch has not ended", (*Server).cancelBatch, draining, missing),
-		raw("GET", batchPath+"/results", "batchResults", "Results in order of completion", (*Server).batchResults, draining, missing,
-			param("after", "integer", "the last seq that is known"), param("follow", "boolean", "wait for more until the batch is done"),
+		typed("GET", batchPath, "getBatch", "A batch, its counts and its latest groups", (*Server).getBatch, draining, missing),
+		typed("POST", batchPath+"/episodes", "addToBatch", "Add lines to an open batch, all or none; lines that are there already stay", (*Server).addToBatch, body(bigBody), generation,
+			missing, may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.RefusedByPolicy, api.SpecConflict, api.WrongState, api.Fenced)),
+		typed("POST", batchPath+"/seal", "sealBatch", "Add no more: the batch is done when each line has its result", (*Server).sealBatch, generation, missing, may(api.Fenced)),
+		typed("POST", batchPath+"/resume", "resumeBatch", "Go on with a batch that does not run and is not done", (*Server).resumeBatch, generation,
+			missing, may(api.WrongState, api.Fenced, api.OverCapacity)),
+		typed("POST", batchPath+"/cancel", "cancelBatch", "Cancel what of a batch, or of some of its lines, has not ended", (*Server).cancelBatch, draining, generation,
+			missing, may(api.Fenced)),
+		raw("GET", batchPath+"/results", "batchResults", "Results in order of completion", (*Server).batchResults, draining, missing, after, follow,
 			gives(reflect.TypeFor[api.BatchResult](), api.MediaStream)),
+		raw("GET", batchPath+"/groups", "batchGroups", "Complete groups with their results, in the order in which they were", (*Server).batchGroups, draining, missing,
+			after, follow, gives(reflect.TypeFor[api.GroupResult](), api.MediaStream)),
+		raw("GET", batchPath+"/work", "batchWork", "What the batch asks of the client, until it no longer runs", (*Server).batchWork, generation,
+			missing, may(api.WrongState, api.Fenced, api.Superseded),
+			param("lease", "string", "the lease of the client's process; unset: this connection"), param("most", "integer", "at most so many at a time, 1 to 4096"),
+			gives(reflect.TypeFor[api.Work](), api.MediaStream)),
+		typed("POST", batchPath+"/rewards", "rewardInBatch", "Write a reward that the batch waits for", (*Server).rewardInBatch, draining, generation,
+			missing, may(api.WrongState, api.EpisodeDeleted, api.Fenced)),
 		typed("POST", batchPath+"/scores", "scoreBatch", "Score every end state of a batch with other graders; runs no agent", (*Server).scoreBatch,
-			missing, may(api.UnknownGrader, api.NotRescorable, api.WrongState, api.OverCapacity)),
+			missing, may(api.UnknownGrader, api.NotRescorable, api.WrongState, api.OverCapacity, api.InUse)),
 	}
 }

@@ -1,17 +1,12 @@
 package runner
 
 import (
-	"context"
 	"encoding/json"
-	"fmt"
-	"slices"
 	"time"
-
-	"github.com/google/uuid"
 )
 
-// AgentSpec says who acts in an episode of a batch. Exactly one of Calls, Command and
-// Host is set.
+// AgentSpec says who acts in an episode of a batch. Exactly one of Calls, Command, Host
+// and Client is set.
 type AgentSpec struct {
 	// Calls are made one after another; then the episode is finished.
 	Calls []CallSpec `json:"calls,omitempty"`
@@ -21,34 +16,51 @@ type AgentSpec struct {
 	// socket that reaches this episode only (PADDOCK_SOCKET). It finds the episode's input
 	// on its stdin, and in PADDOCK_INPUT where it is short.
 	Host []string `json:"host,omitempty"`
+	// Client says that a client plays the episode, as it learns from the batch's work: it
+	// makes the calls and finishes it. While nobody reads work, such lines wait.
+	Client bool `json:"client,omitempty"`
 	// Answer is what the episode is finished with, for calls and command.
 	Answer json.RawMessage `json:"answer,omitempty"`
 }
 
-// BatchEpisode is one line of a manifest.
+// BatchEpisode is one line of a batch.
 type BatchEpisode struct {
 	EpisodeSpec
 	Agent AgentSpec `json:"agent"`
 }
 
-// BatchSpec asks for a batch.
+// BatchSpec asks for a batch: many episodes in groups. An open one is a queue: lines are
+// added until it is sealed. One that is not open is sealed at birth.
 type BatchSpec struct {
 	// ID may be chosen by the caller: to ask again with the same spec is to ask for the
 	// same batch.
 	ID string `json:"id,omitempty"`
-	// Run is the run of all its episodes; it is opened when it is new, with Seed.
-	Run  string `json:"run,omitempty"`
-	Seed uint32 `json:"seed,omitempty"`
-	// Parallel bounds the episodes under way at once; 0 is a default for the host.
+	// Run is the run of all its episodes. A driver that has opened it gives its Generation;
+	// else the run is opened here, with Seed when it is new, which fences who had it before.
+	Run        string `json:"run,omitempty"`
+	Seed       uint32 `json:"seed,omitempty"`
+	Generation int64  `json:"-"`
+	Open       bool   `json:"open,omitempty"`
+	// Parallel bounds the episodes under way at once; 0 is a default for the host, and
+	// 4096 for lines that wait for a client.
 	Parallel int `json:"parallel,omitempty"`
-	// DeadlineS bounds the batch from its start or last resume; when it passes, what has
-	// not ended is cancelled. 0 is none.
+	// DeadlineS bounds the batch from its start or last resume; when it passes, the batch is
+	// sealed and what has not ended is cancelled. 0 is none.
 	DeadlineS float64 `json:"deadline_s,omitempty"`
-	// OnVoid is "drop" (default) or "void_group": whether one void member voids its group.
-	// A group with less than MinValid (default 2, at most its size) valid members is void.
+	// GroupSize is how many valid members make a group complete; what it has beyond them is
+	// surplus. 0: a group is complete when each of its lines has a result.
+	GroupSize int `json:"group_size,omitempty"`
+	// Take says which valid members count when there may be more than GroupSize: "started"
+	// (default), by order of start, so that none is left out for being slow; or "finished",
+	// by order of end, which prefers short episodes.
+	Take string `json:"take,omitempty"`
+	// OnVoid is what a void member does: "drop" (default), its group goes on without it;
+	// "refill:K", up to K of a group's void members are replaced by new ones with new ids;
+	// "void_group". A group with less than MinValid (default 2, at most what it wants) valid
+	// members is void.
 	OnVoid   string         `json:"on_void,omitempty"`
 	MinValid int            `json:"min_valid,omitempty"`
-	Episodes []BatchEpisode `json:"episodes"`
+	Episodes []BatchEpisode `json:"episodes,omitempty"`
 }
 
 // BatchState is where a batch is.
@@ -63,7 +75,8 @@ const (
 	BatchDegraded BatchState = "degraded"
 	// BatchGraderBroken: a grader cannot judge an untouched world.
 	BatchGraderBroken BatchState = "grader_broken"
-	BatchDone         BatchState = "done"
+	// BatchDone: it is sealed and each line has its result.
+	BatchDone BatchState = "done"
 )
 
 // Batch is many episodes.
@@ -72,52 +85,54 @@ type Batch struct {
 	Owner string     `json:"owner"`
 	Run   string     `json:"run"`
 	State BatchState `json:"state"`
+	// Sealed says that no line may be added.
+	Sealed bool `json:"sealed"`
 	// Of is the batch whose end states this one scores again; empty otherwise.
 	Of      string    `json:"of,omitempty"`
 	Created time.Time `json:"created"`
-	// Total episodes, Done results, Valid rewards and Void results without.
-	Total int `json:"total"`
-	Done  int `json:"done"`
-	Valid int `json:"valid"`
-	Void  int `json:"void"`
+	// Parallel to MinValid are the effective ones of its spec; Parallel 0 is the default.
+	Parallel  int     `json:"parallel"`
+	DeadlineS float64 `json:"deadline_s,omitempty"`
+	GroupSize int     `json:"group_size,omitempty"`
+	Take      string  `json:"take,omitempty"`
+	OnVoid    string  `json:"on_void"`
+	MinValid  int     `json:"min_valid"`
+	// Total lines, Done results, Valid rewards, Void results without. Surplus members were
+	// cancelled because their group was complete; they are done, and not void.
+	Total   int `json:"total"`
+	Done    int `json:"done"`
+	Valid   int `json:"valid"`
+	Void    int `json:"void"`
+	Surplus int `json:"surplus,omitempty"`
+	// Playing lines are under way, and Clients read the batch's work.
+	Playing int `json:"playing,omitempty"`
+	Clients int `json:"clients,omitempty"`
 	// Causes counts results by "status/cause" of what decided them.
 	Causes map[string]int `json:"causes,omitempty"`
-	Groups []BatchGroup   `json:"groups,omitempty"`
+	// Groups are the latest MaxGroups ones, in order of their first lines; MoreGroups says
+	// that there are others.
+	Groups     []BatchGroup `json:"groups,omitempty"`
+	MoreGroups bool         `json:"more_groups,omitempty"`
 	// Error says why it does not run, where that is not its end.
 	Error string `json:"error,omitempty"`
-	// Seq is the last result's.
-	Seq int64 `json:"seq"`
+	// Seq is the last result's, GroupSeq the last complete group's.
+	Seq      int64 `json:"seq"`
+	GroupSeq int64 `json:"group_seq"`
 }
 
-// BatchGroup is what came of one group; Mean and Std are over valid members only.
-type BatchGroup struct {
-	Group  string `json:"group"`
-	Wanted int    `json:"wanted"`
-	Done   int    `json:"done"`
-	Valid  int    `json:"valid"`
-	Void   int    `json:"void"`
-	// Rewards are the members' in order of the manifest, null for void and missing ones.
-	Rewards []*float64 `json:"rewards"`
-	Mean    *float64   `json:"mean"`
-	// Std is the population's deviation (divided by the number of valid members).
-	Std *float64 `json:"std"`
-	// Spread says that not all valid rewards are equal.
-	Spread bool           `json:"spread"`
-	Causes map[string]int `json:"causes,omitempty"`
-	// Complete says that every member has a result; IsVoid that it has too few valid ones.
-	Complete bool `json:"complete"`
-	IsVoid   bool `json:"is_void"`
-}
-
-// BatchResult is one episode's result in a batch. It may come again with the same (ID,
-// Attempt) after a resume.
+// BatchResult is one line's result. It may come again with the same (ID, Attempt) after a
+// resume.
 type BatchResult struct {
-	Seq     int64  `json:"seq"`
+	Seq int64 `json:"seq"`
+	// Line is the line's number in its batch, from 0.
+	Line    int    `json:"line"`
 	Run     string `json:"run"`
 	ID      string `json:"id"`
 	Group   string `json:"group,omitempty"`
 	Task    string `json:"task,omitempty"`
 	Weights string `json:"weights,omitempty"`
+	// RefillOf is the id of the void member that this one was made for.
+	RefillOf string `json:"refill_of,omitempty"`
 	// Attempt is 0 for an episode that never began.
 	Attempt int      `json:"attempt"`
 	Status  Status   `json:"status"`
@@ -139,268 +154,18 @@ type BatchResult struct {
 	At       time.Time `json:"at"`
 }
 
+// Bounds of batches.
 const (
-	batchDocuments  = "batches"
-	resultDocuments = "batch_results"
-	// MaxBatch bounds the episodes of a batch.
-	MaxBatch    = 100_000
+	// MaxBatch bounds the lines of one request.
+	MaxBatch = 100_000
+	// MaxLines bounds the lines of a batch, refills included.
+	MaxLines = 1_000_000
+	// MaxGroups bounds the groups that a look at a batch tells.
+	MaxGroups = 1000
+	// MaxGroupSize bounds a group's size, MaxRefill its refills.
+	MaxGroupSize = 4096
+	MaxRefill    = 1000
+	// maxBatches bounds the batches that run at once.
+	maxBatches  = 256
 	maxParallel = 4096
-	resultsPage = 500
 )
-
-// keptBatch is what is recorded of a batch.
-type keptBatch struct {
-	Batch  Batch     `json:"batch"`
-	Spec   BatchSpec `json:"spec"`
-	Digest string    `json:"digest"`
-	// Graders are those of a batch that scores again.
-	Graders []WeightedGrader `json:"graders,omitempty"`
-}
-
-func batchKey(owner, id string) string { return owner + "/" + id }
-
-func resultKey(owner, id string, seq int64) string {
-	return fmt.Sprintf("%s/%s/%012d", owner, id, seq)
-}
-
-// CreateBatch starts a batch. It is refused whole when one of its lines is wrong.
-func (r *Runner) CreateBatch(ctx context.Context, owner string, spec BatchSpec) (Batch, error) {
-	if err := checkBatch(&spec); err != nil {
-		return Batch{}, err
-	}
-	digest, err := digestOf(spec)
-	if err != nil {
-		return Batch{}, badField("episodes", "%v", err)
-	}
-	if spec.ID == "" {
-		spec.ID = "b-" + uuid.NewString()[:13]
-	} else if kept, err := r.loadBatch(ctx, owner, spec.ID); err == nil {
-		if kept.Digest != digest {
-			return Batch{}, &Error{Kind: KindSpecConflict, Field: "id", Detail: "the batch is known with another spec"}
-		}
-		return r.Batch(ctx, owner, spec.ID)
-	}
-	if _, err := r.OpenRun(ctx, owner, RunSpec{Name: spec.Run, Seed: spec.Seed, Resume: "auto"}); err != nil {
-		return Batch{}, err
-	}
-	for i := range spec.Episodes {
-		e := &spec.Episodes[i]
-		if _, _, _, _, err := r.resolve(ctx, Key{Owner: owner, Run: spec.Run, ID: e.ID}, e.EpisodeSpec); err != nil {
-			return Batch{}, inLine(i, err)
-		}
-	}
-	return r.startBatch(ctx, keptBatch{Spec: spec, Digest: digest, Batch: Batch{
-		ID: spec.ID, Owner: owner, Run: spec.Run, State: BatchRunning, Created: time.Now().UTC(), Total: len(spec.Episodes),
-	}})
-}
-
-// startBatch keeps a batch and sets it going.
-func (r *Runner) startBatch(ctx context.Context, kept keptBatch) (Batch, error) {
-	if err := r.saveBatch(ctx, kept); err != nil {
-		return Batch{}, err
-	}
-	if err := r.runBatch(kept); err != nil { //nolint:contextcheck // a batch outlives the request that made it
-		return Batch{}, err
-	}
-	return r.Batch(ctx, kept.Batch.Owner, kept.Batch.ID)
-}
-
-func (r *Runner) saveBatch(ctx context.Context, kept keptBatch) error {
-	doc, err := json.Marshal(kept)
-	if err == nil {
-		err = r.cfg.Record.PutDocument(ctx, batchDocuments, batchKey(kept.Batch.Owner, kept.Batch.ID), doc, Synced)
-	}
-	if err != nil {
-		return fmt.Errorf("record batch: %w", err)
-	}
-	return nil
-}
-
-func (r *Runner) loadBatch(ctx context.Context, owner, id string) (keptBatch, error) {
-	doc, err := r.cfg.Record.Document(ctx, batchDocuments, batchKey(owner, id))
-	if KindOf(err) == KindNotFound {
-		return keptBatch{}, notFound("no batch %q", id)
-	}
-	if err != nil {
-		return keptBatch{}, fmt.Errorf("look up batch: %w", err)
-	}
-	return decodeBatch(doc)
-}
-
-func decodeBatch(doc json.RawMessage) (keptBatch, error) {
-	var kept keptBatch
-	if err := json.Unmarshal(doc, &kept); err != nil {
-		return keptBatch{}, &Error{Kind: KindRecordDamaged, Detail: "batch: " + err.Error()}
-	}
-	return kept, nil
-}
-
-// ResumeBatch goes on with a batch that does not run: what has a reward, or ended in a way
-// that is not tried again, is done; the rest is made or scored. A running or finished one
-// stays as it is.
-func (r *Runner) ResumeBatch(ctx context.Context, owner, id string) (Batch, error) {
-	kept, err := r.loadBatch(ctx, owner, id)
-	if err != nil {
-		return Batch{}, err
-	}
-	if r.liveBatch(owner, id) != nil || kept.Batch.State == BatchDone {
-		return r.Batch(ctx, owner, id)
-	}
-	kept.Batch.State, kept.Batch.Error = BatchRunning, ""
-	return r.startBatch(ctx, kept)
-}
-
-// Batch returns a batch with its counts and groups.
-func (r *Runner) Batch(ctx context.Context, owner, id string) (Batch, error) {
-	live := r.liveBatch(owner, id) != nil // before the record: what ends in between is whole there
-	kept, err := r.loadBatch(ctx, owner, id)
-	if err != nil {
-		return Batch{}, err
-	}
-	results, err := r.resultsOf(ctx, owner, id)
-	if err != nil {
-		return Batch{}, err
-	}
-	return summary(&kept, results, live), nil
-}
-
-// Batches lists an owner's batches in order of creation, without their groups.
-func (r *Runner) Batches(ctx context.Context, owner string) ([]Batch, error) {
-	var all []Batch
-	for after := ""; ; {
-		docs, err := r.cfg.Record.Documents(ctx, batchDocuments, owner+"/", after, resultsPage)
-		if err != nil {
-			return nil, fmt.Errorf("list batches: %w", err)
-		}
-		for _, d := range docs {
-			kept, err := decodeBatch(d.Doc)
-			if err != nil {
-				return nil, err
-			}
-			b, err := r.Batch(ctx, owner, kept.Batch.ID)
-			if err != nil {
-				return nil, err
-			}
-			b.Groups = nil
-			all = append(all, b)
-			after = d.Key
-		}
-		if len(docs) < resultsPage {
-			break
-		}
-	}
-	slices.SortFunc(all, func(a, b Batch) int { return a.Created.Compare(b.Created) })
-	return all, nil
-}
-
-// resultsOf are a batch's results so far, the last one of each episode, by id.
-func (r *Runner) resultsOf(ctx context.Context, owner, id string) (map[string]BatchResult, error) {
-	byID := map[string]BatchResult{}
-	err := r.readResults(ctx, owner, id, 0, func(b BatchResult) error {
-		byID[b.ID] = b
-		return nil
-	})
-	return byID, err
-}
-
-// readResults yields what is kept after a sequence number.
-func (r *Runner) readResults(ctx context.Context, owner, id string, after int64, yield func(BatchResult) error) error {
-	for {
-		docs, err := r.cfg.Record.Documents(ctx, resultDocuments, batchKey(owner, id)+"/", resultKey(owner, id, after), resultsPage)
-		if err != nil {
-			return fmt.Errorf("read results: %w", err)
-		}
-		for _, d := range docs {
-			var one BatchResult
-			if err := json.Unmarshal(d.Doc, &one); err != nil {
-				return &Error{Kind: KindRecordDamaged, Detail: "batch result: " + err.Error()}
-			}
-			if err := yield(one); err != nil {
-				return err
-			}
-			after = one.Seq
-		}
-		if len(docs) < resultsPage {
-			return nil
-		}
-	}
-}
-
-// Results yields results in order of completion, after a sequence number. With follow it
-// waits for more until the batch no longer runs. A result is on disk before it is seen.
-func (r *Runner) Results(ctx context.Context, owner, id string, after int64, follow bool, yield func(BatchResult) error) error {
-	if _, err := r.loadBatch(ctx, owner, id); err != nil {
-		return err
-	}
-	for {
-		live := r.liveBatch(owner, id)
-		var more <-chan struct{}
-		if live != nil {
-			more = live.changed()
-		}
-		err := r.readResults(ctx, owner, id, max(after, 0), func(b BatchResult) error {
-			after = b.Seq
-			return yield(b)
-		})
-		if err != nil || !follow || live == nil {
-			return err
-		}
-		select {
-		case <-more:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// ScoreBatch scores a batch's end states again, as a new batch; no agent runs. Attempts
-// whose agent's phase has no reward to give are not scored and come as they are.
-func (r *Runner) ScoreBatch(ctx context.Context, owner, id string, graders []WeightedGrader) (Batch, error) {
-	kept, err := r.loadBatch(ctx, owner, id)
-	if err != nil {
-		return Batch{}, err
-	}
-	if r.liveBatch(owner, id) != nil {
-		return Batch{}, &Error{Kind: KindInUse, Detail: fmt.Sprintf("batch %q still runs", id)}
-	}
-	if len(graders) == 0 || len(graders) > maxGraders {
-		return Batch{}, badField("graders", "has %d, must have 1 to %d", len(graders), maxGraders)
-	}
-	for i, g := range graders {
-		if _, err := r.Grader(ctx, g.Grader); err != nil {
-			if KindOf(err) == KindUnknownGrader {
-				return Batch{}, &Error{Kind: KindUnknownGrader, Field: fmt.Sprintf("graders/%d", i), Detail: err.Error()}
-			}
-			return Batch{}, err
-		}
-	}
-	again := keptBatch{Spec: kept.Spec, Graders: graders, Batch: Batch{
-		ID: "b-" + uuid.NewString()[:13], Owner: owner, Run: kept.Batch.Run, Of: id,
-		State: BatchRunning, Created: time.Now().UTC(), Total: kept.Batch.Total,
-	}}
-	again.Spec.ID = again.Batch.ID
-	return r.startBatch(ctx, again)
-}
-
-// CancelBatch ends a batch: what is live of it is cancelled (client, null), what was not
-// started stays so.
-func (r *Runner) CancelBatch(ctx context.Context, owner, id, reason string) (Batch, error) {
-	kept, err := r.loadBatch(ctx, owner, id)
-	if err != nil {
-		return Batch{}, err
-	}
-	if b := r.liveBatch(owner, id); b != nil {
-		b.cancel(cut(reason))
-		select {
-		case <-b.over:
-		case <-ctx.Done():
-			return Batch{}, context.Cause(ctx)
-		}
-	} else if kept.Batch.State != BatchDone {
-		kept.Batch.State, kept.Batch.Error = BatchCancelled, cut(reason)
-		if err := r.saveBatch(ctx, kept); err != nil {
-			return Batch{}, err
-		}
-	}
-	return r.Batch(ctx, owner, id)
-}

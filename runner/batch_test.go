@@ -187,11 +187,11 @@ func TestResumeMakesExactlyWhatThePlatformLost(t *testing.T) {
 	if now := b.batchNow(made.ID); now.State != runner.BatchInterrupted || now.Done != 8 {
 		t.Fatalf("after the stop: %s with %d done", now.State, now.Done)
 	}
-	if _, err := b.ResumeBatch(t.Context(), owner, made.ID); err != nil {
+	if _, err := b.ResumeBatch(t.Context(), owner, made.ID, 0); err != nil {
 		t.Fatal(err)
 	}
 	b.waitLive(b.key("e8"), 2)
-	if _, err := b.CancelBatch(t.Context(), owner, made.ID, "enough seen"); err != nil {
+	if _, _, err := b.CancelBatch(t.Context(), owner, made.ID, runner.BatchCancel{Reason: "enough seen"}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 8 {
@@ -270,7 +270,7 @@ func TestBatchPausesAsDegraded(t *testing.T) {
 		t.Errorf("batch %s (%s) with %d results, want degraded in start after about 10", now.State, now.Error, len(got))
 	}
 	b.launcher.Fail(nil)
-	if _, err := b.ResumeBatch(t.Context(), owner, made.ID); err != nil {
+	if _, err := b.ResumeBatch(t.Context(), owner, made.ID, 0); err != nil {
 		t.Fatal(err)
 	}
 	b.follow(made.ID, int64(len(got)))
@@ -355,7 +355,7 @@ func TestLateAttemptDoesNotReplaceTheFirstComplete(t *testing.T) {
 	b.finish(b.live("e", graded))
 	key := b.key("e")
 	one := 0.5
-	if _, err := b.WriteReward(t.Context(), key, 1, "late", &one, nil); err != nil {
+	if _, err := b.WriteReward(t.Context(), key, runner.RewardSpec{Attempt: 1, Name: "late", Reward: &one}); err != nil {
 		t.Fatal(err)
 	}
 	ep, err := b.Get(t.Context(), key)
@@ -462,14 +462,14 @@ func TestClientsRewardIsKept(t *testing.T) {
 	key := b.live("e")
 	b.finish(key)
 	r := 0.5
-	ep, err := b.WriteReward(t.Context(), key, 0, "judge", &r, map[string]float64{"turns": 3})
+	ep, err := b.WriteReward(t.Context(), key, runner.RewardSpec{Name: "judge", Reward: &r, Metrics: map[string]float64{"turns": 3}})
 	if err != nil || ep.Reward == nil || *ep.Reward != 0.5 || ep.Last().Scores[0].Source != "client" {
 		t.Fatalf("WriteReward = %+v, %v", ep, err)
 	}
 	nan := math.NaN()
-	_, err = b.WriteReward(t.Context(), key, 0, "judge", &nan, nil)
+	_, err = b.WriteReward(t.Context(), key, runner.RewardSpec{Name: "judge", Reward: &nan})
 	wantKind(t, err, runner.KindBadRequest)
-	ep, err = b.WriteReward(t.Context(), key, 0, "judge", nil, nil)
+	ep, err = b.WriteReward(t.Context(), key, runner.RewardSpec{Name: "judge"})
 	if err != nil || ep.Valid || ep.Last().Scores[0].Cause != runner.Client {
 		t.Errorf("a judge that failed gives %+v, %v; want null by the client", ep.Last().Scores, err)
 	}

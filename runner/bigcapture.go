@@ -65,6 +65,9 @@ func (a *attempt) noteCapture(c overlay.Capture) {
 func (a *attempt) protectedOnly(ctx context.Context, changes []overlay.Change) []overlay.Change {
 	kept := []overlay.Change{}
 	for _, g := range a.plan.Spec.Graders {
+		if isClientGrader(g.Grader) {
+			continue
+		}
 		spec, err := a.r.Grader(ctx, g.Grader)
 		if err != nil {
 			continue // its score will be that it is not to be had

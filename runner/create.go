@@ -100,13 +100,8 @@ func (r *Runner) resolve(ctx context.Context, key Key, spec EpisodeSpec) (Plan, 
 	if err != nil {
 		return fail(worldErr(err))
 	}
-	for i, g := range spec.Graders {
-		if _, err := r.Grader(ctx, g.Grader); err != nil {
-			if KindOf(err) == KindNotFound || KindOf(err) == KindUnknownGrader {
-				return fail(&Error{Kind: KindUnknownGrader, Field: fmt.Sprintf("graders/%d", i), Detail: err.Error()})
-			}
-			return fail(err)
-		}
+	if err := r.checkGraders(ctx, spec.Graders); err != nil {
+		return fail(err)
 	}
 	plan, err := makePlan(&spec, run, world, pol, r.cfg.Host)
 	if err != nil {
@@ -200,6 +195,9 @@ func (r *Runner) supersede(ctx context.Context, key Key, all []Attempt) error {
 // launch puts a new attempt on record and sets it going.
 func (r *Runner) launch(ctx context.Context, key Key, run Run, n int, plan Plan, world overlay.World, pol *policies.Policy) (*attempt, error) {
 	if err := r.health.check(key.Owner, plan.World); err != nil {
+		return nil, err
+	}
+	if err := r.noteWeights(ctx, key.Owner, key.Run, plan.Spec.Weights); err != nil {
 		return nil, err
 	}
 	plan.SampleSeed = sampleSeed(&plan.Spec, run.Seed, key.ID, n)

@@ -354,7 +354,9 @@ func (r *Runner) attachScores(ctx context.Context, key Key, n int, scores []Scor
 	}
 	for _, s := range scores {
 		if i := slices.IndexFunc(at.Scores, func(o ScoreResult) bool { return o.Grader == s.Grader }); i >= 0 {
-			at.Scores[i] = s
+			if !slices.Contains(s.Flags, flagPending) { // it was written meanwhile
+				at.Scores[i] = s
+			}
 		} else {
 			at.Scores = append(at.Scores, s)
 		}

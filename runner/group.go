@@ -1,100 +1,107 @@
 package runner
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // DefaultMinValid is how many valid members a group needs unless its batch says otherwise.
 const DefaultMinValid = 2
 
-// summary counts a batch's results, the last one of each episode.
-func summary(kept *keptBatch, results map[string]BatchResult, live bool) Batch {
-	b := kept.Batch
-	if b.State == BatchRunning && !live {
-		b.State = BatchInterrupted
-	}
-	b.Causes = map[string]int{}
-	for i := range kept.Spec.Episodes {
-		res, ok := results[kept.Spec.Episodes[i].ID]
-		if !ok {
+const (
+	takeStarted  = "started"
+	takeFinished = "finished"
+	voidGroup    = "void_group"
+	// stepSurplus is the step of ends of members whose group was complete without them.
+	stepSurplus = "surplus"
+)
+
+// BatchGroup is what came of one group; Mean and Std are over the valid members that count
+// and no others.
+type BatchGroup struct {
+	// Seq is the group's place in the order in which groups were complete; 0 until it is.
+	Seq    int64  `json:"seq"`
+	Group  string `json:"group"`
+	Wanted int    `json:"wanted"`
+	// Done members have a result; of these Valid ones count, Void ones have no reward, and
+	// Surplus ones are left out though they may have one.
+	Done    int `json:"done"`
+	Valid   int `json:"valid"`
+	Void    int `json:"void"`
+	Surplus int `json:"surplus,omitempty"`
+	// Refills members were made for void ones.
+	Refills int `json:"refills,omitempty"`
+	// IDs are the members in order of their lines, without surplus ones, and Rewards
+	// theirs: null for void and missing ones.
+	IDs     []string   `json:"ids"`
+	Rewards []*float64 `json:"rewards"`
+	Mean    *float64   `json:"mean"`
+	// Std is the population's deviation (divided by the number of valid members).
+	Std *float64 `json:"std"`
+	// Spread says that not all valid rewards are equal.
+	Spread bool           `json:"spread"`
+	Causes map[string]int `json:"causes,omitempty"`
+	// Complete says that nothing more is to come; IsVoid that it has too few valid members.
+	Complete bool `json:"complete"`
+	IsVoid   bool `json:"is_void"`
+	// Biased says that members were taken in order of their end and others left out.
+	Biased bool `json:"biased,omitempty"`
+}
+
+// GroupResult is a complete group with its members' results, those of surplus ones left
+// out, in order of their lines.
+type GroupResult struct {
+	BatchGroup
+	Results []BatchResult `json:"results"`
+}
+
+// view is what is said of a group.
+func (k *book) view(g *groupBook) BatchGroup {
+	v := BatchGroup{Seq: g.seq, Group: g.name, Wanted: k.wanted(g), Causes: map[string]int{}, Complete: g.seq != 0}
+	for _, m := range g.members {
+		if m.refillOf != "" {
+			v.Refills++
+		}
+		if m.state == ended {
+			v.Done++
+			v.Causes[m.cause]++
+		}
+		if !g.counts(m) {
+			v.Surplus++
 			continue
 		}
-		b.Done++
-		b.Seq = max(b.Seq, res.Seq)
-		b.Causes[causeOf(&res)]++
-		if res.Reward == nil {
-			b.Void++
-		} else {
-			b.Valid++
+		v.IDs, v.Rewards = append(v.IDs, m.id), append(v.Rewards, m.reward)
+		switch {
+		case m.state != ended:
+		case m.reward == nil:
+			v.Void++
+		default:
+			v.Valid++
 		}
 	}
-	b.Groups = groupsOf(&kept.Spec, results)
-	return b
+	v.Mean, v.Std, v.Spread = statistics(v.Rewards)
+	v.Biased = v.Surplus > 0 && k.spec.Take == takeFinished
+	least := min(k.leastValid(), v.Wanted)
+	v.IsVoid = v.Complete && (v.Valid < least || (k.spec.OnVoid == voidGroup && v.Void > 0))
+	return v
 }
 
-// causeOf names what decided a result: the first score without a reward that counts, else
-// the end of the agent's phase.
-func causeOf(res *BatchResult) string {
-	if res.Cause == Agent && res.Reward == nil {
-		for _, s := range res.Scores {
-			if s.Weight != 0 && (s.Reward == nil || s.Cause != Agent) {
-				return string(s.Status) + "/" + string(s.Cause)
-			}
-		}
+// counts says that a member is no surplus one.
+func (g *groupBook) counts(m *member) bool {
+	if m.surplus {
+		return false
 	}
-	return string(res.Status) + "/" + string(res.Cause)
+	if g.seq == 0 || (m.state == ended && m.reward == nil) {
+		return true
+	}
+	return slices.Contains(g.counted, m)
 }
 
-// groupName is the group of a line; a line without one is a group of its own.
-func groupName(e *BatchEpisode) string {
-	if e.Group != "" {
-		return e.Group
+func (k *book) leastValid() int {
+	if k.spec.MinValid == 0 {
+		return DefaultMinValid
 	}
-	return e.ID
-}
-
-// groupsOf puts results into groups, in order of the groups' first lines.
-func groupsOf(spec *BatchSpec, results map[string]BatchResult) []BatchGroup {
-	at := map[string]int{}
-	var groups []BatchGroup
-	for i := range spec.Episodes {
-		e := &spec.Episodes[i]
-		name := groupName(e)
-		n, ok := at[name]
-		if !ok {
-			n = len(groups)
-			at[name] = n
-			groups = append(groups, BatchGroup{Group: name, Causes: map[string]int{}})
-		}
-		g := &groups[n]
-		g.Wanted++
-		res, ok := results[e.ID]
-		g.Rewards = append(g.Rewards, res.Reward)
-		if !ok {
-			continue
-		}
-		g.Done++
-		g.Causes[causeOf(&res)]++
-		if res.Reward == nil {
-			g.Void++
-		} else {
-			g.Valid++
-		}
-	}
-	for i := range groups {
-		groups[i].settle(spec)
-	}
-	return groups
-}
-
-// settle derives a group's statistics from its rewards.
-func (g *BatchGroup) settle(spec *BatchSpec) {
-	g.Mean, g.Std, g.Spread = statistics(g.Rewards)
-	g.Complete = g.Done == g.Wanted
-	least := spec.MinValid
-	if least == 0 {
-		least = DefaultMinValid
-	}
-	least = min(least, g.Wanted)
-	g.IsVoid = g.Complete && (g.Valid < least || (spec.OnVoid == "void_group" && g.Void > 0))
+	return k.spec.MinValid
 }
 
 // statistics is mean and deviation of the rewards that are there; a missing one is never

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -75,8 +75,7 @@ func jsonError(err error) *Error {
 	return badField("", "is not JSON: %v", err)
 }
 
-// checkBatch checks a batch as far as that needs no look at worlds, policies and graders,
-// and puts the batch's run and lease into its lines.
+// checkBatch checks a batch and its lines, as checkLines does, and fills in its defaults.
 func checkBatch(s *BatchSpec) error {
 	if s.ID != "" && !segment.MatchString(s.ID) {
 		return badField("id", "%q is not [A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}", s.ID)
@@ -90,18 +89,76 @@ func checkBatch(s *BatchSpec) error {
 	if !(s.DeadlineS >= 0 && s.DeadlineS <= maxSeconds) {
 		return badField("deadline_s", "%v is not in 0 to %d seconds", s.DeadlineS, int(maxSeconds))
 	}
-	if !slices.Contains([]string{"", "drop", "void_group"}, s.OnVoid) {
-		return badField("on_void", "%q is not one of drop, void_group", s.OnVoid)
+	if err := checkGroups(s); err != nil {
+		return err
 	}
-	if s.MinValid < 0 {
-		return badField("min_valid", "%d is negative", s.MinValid)
+	if s.Open && len(s.Episodes) == 0 {
+		return nil
 	}
-	if len(s.Episodes) == 0 || len(s.Episodes) > MaxBatch {
-		return badField("episodes", "has %d lines, must have 1 to %d", len(s.Episodes), MaxBatch)
+	return checkLines(s, s.Episodes)
+}
+
+const (
+	onVoidDrop   = "drop"
+	onVoidRefill = "refill:"
+)
+
+// checkGroups checks a batch's rules for groups and fills in their defaults.
+func checkGroups(s *BatchSpec) error {
+	if s.GroupSize < 0 || s.GroupSize > MaxGroupSize {
+		return badField("group_size", "%d is not in 0 to %d", s.GroupSize, MaxGroupSize)
+	}
+	if s.Take != "" && s.GroupSize == 0 {
+		return badField("take", "goes with group_size")
+	}
+	if s.GroupSize > 0 {
+		setDefault(&s.Take, takeStarted)
+		if s.Take != takeStarted && s.Take != takeFinished {
+			return badField("take", "%q is not one of %s, %s", s.Take, takeStarted, takeFinished)
+		}
+	}
+	setDefault(&s.OnVoid, onVoidDrop)
+	if _, err := refillsOf(s.OnVoid); err != nil {
+		return err
+	}
+	if s.MinValid < 0 || s.MinValid > MaxGroupSize {
+		return badField("min_valid", "%d is not in 0 to %d", s.MinValid, MaxGroupSize)
+	}
+	if s.GroupSize > 0 && s.MinValid > s.GroupSize {
+		return badField("min_valid", "%d is more than group_size, %d", s.MinValid, s.GroupSize)
+	}
+	return nil
+}
+
+// refillsOf is the K of "refill:K", 0 for the other words of on_void.
+func refillsOf(onVoid string) (int, error) {
+	text, refill := strings.CutPrefix(onVoid, onVoidRefill)
+	if !refill {
+		if onVoid != onVoidDrop && onVoid != voidGroup {
+			return 0, badField("on_void", "%q is not one of drop, refill:K, void_group", onVoid)
+		}
+		return 0, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > MaxRefill {
+		return 0, badField("on_void", "%q: want refill:K with K from 1 to %d", onVoid, MaxRefill)
+	}
+	return n, nil
+}
+
+// checkLines checks lines of a batch as far as that needs no look at worlds, policies and
+// graders, and puts the batch's run and lease into them.
+func checkLines(s *BatchSpec, episodes []BatchEpisode) error {
+	if len(episodes) == 0 || len(episodes) > MaxBatch {
+		return badField("episodes", "has %d lines, must have 1 to %d", len(episodes), MaxBatch)
+	}
+	refills, err := refillsOf(s.OnVoid)
+	if err != nil {
+		return err
 	}
 	known := map[string]bool{}
-	for i := range s.Episodes {
-		e := &s.Episodes[i]
+	for i := range episodes {
+		e := &episodes[i]
 		if err := checkLine(e, s.Run); err != nil {
 			return inLine(i, err)
 		}
@@ -109,6 +166,11 @@ func checkBatch(s *BatchSpec) error {
 			return inLine(i, badField("id", "%q is there twice", e.ID))
 		}
 		known[e.ID] = true
+		if refills > 0 {
+			if err := CheckID("id", e.ID+"~"+strconv.Itoa(MaxRefill)); err != nil {
+				return inLine(i, badField("id", "%q leaves no room for the ids of refills", e.ID))
+			}
+		}
 		e.Run, e.Lease = s.Run, LeaseSpec{Kind: "daemon"}
 	}
 	return nil
@@ -141,13 +203,13 @@ func checkLine(e *BatchEpisode, run string) error {
 
 func checkAgent(a *AgentSpec) error {
 	kinds := 0
-	for _, set := range []bool{a.Calls != nil, a.Command != nil, a.Host != nil} {
+	for _, set := range []bool{a.Calls != nil, a.Command != nil, a.Host != nil, a.Client} {
 		if set {
 			kinds++
 		}
 	}
 	if kinds != 1 {
-		return badField("agent", "has %d of calls, command and host, must have exactly one", kinds)
+		return badField("agent", "has %d of calls, command, host and client, must have exactly one", kinds)
 	}
 	for i := range a.Calls {
 		at := fmt.Sprintf("agent/calls/%d/", i)
@@ -175,8 +237,8 @@ func checkAgent(a *AgentSpec) error {
 	if len(a.Answer) > maxAnswer || (len(a.Answer) > 0 && !json.Valid(a.Answer)) {
 		return badField("agent/answer", "is not JSON of at most %d bytes", maxAnswer)
 	}
-	if a.Host != nil && len(a.Answer) > 0 {
-		return badField("agent/answer", "a host agent finishes with its own")
+	if (a.Host != nil || a.Client) && len(a.Answer) > 0 {
+		return badField("agent/answer", "such an agent finishes with its own")
 	}
 	return nil
 }

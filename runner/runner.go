@@ -62,6 +62,7 @@ type Runner struct {
 	cancel    context.CancelCauseFunc
 	admission *admission
 	leases    leases
+	weights   weightOrder
 	rescoring gate
 	health    worldHealth
 	ready     readiness
@@ -91,10 +92,10 @@ func New(ctx context.Context, cfg Config) (*Runner, error) {
 	r := &Runner{
 		cfg: cfg, ctx: own, cancel: cancel, admission: newAdmission(cfg.Host, cfg.MaxQueue),
 		leases: leases{conns: map[string]*connLease{}}, rescoring: newGate(2 * int(cfg.Host.CPUs)),
-		captures: newGate(bigCaptures),
-		health:   worldHealth{failed: map[worldOf]int{}},
-		names:    strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
-		live:     map[Key]*attempt{}, locked: map[Key]chan struct{}{}, runs: map[Key]Run{},
+		captures: newGate(bigCaptures), weights: weightOrder{runs: map[Key]*usedWeights{}},
+		health: worldHealth{failed: map[worldOf]int{}},
+		names:  strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
+		live:   map[Key]*attempt{}, locked: map[Key]chan struct{}{}, runs: map[Key]Run{},
 		batches: map[string]*liveBatch{}, sandboxes: map[string]bool{},
 	}
 	r.ready = readiness{r: r, shelves: map[string]*readyShelf{}}

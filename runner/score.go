@@ -56,8 +56,12 @@ func (r *Runner) scoreAttempt(ctx context.Context, in EndState, graders []Weight
 	return results
 }
 
-// scoreOne settles one grader's score: a verdict, or who kept it from one.
+// scoreOne settles one grader's score: a verdict, or who kept it from one. The client's are
+// pending until it writes them.
 func (r *Runner) scoreOne(ctx context.Context, in *EndState, digest string) ScoreResult {
+	if isClientGrader(digest) {
+		return pendingScore(digest)
+	}
 	spec, err := r.Grader(ctx, digest)
 	if err != nil {
 		return platformScore("grader", err)
@@ -331,13 +335,8 @@ func (r *Runner) Score(ctx context.Context, key Key, attempt int, graders []Weig
 	if len(graders) > maxGraders {
 		return Episode{}, badField("graders", "has %d, at most %d are allowed", len(graders), maxGraders)
 	}
-	for i, g := range graders {
-		if _, err := r.Grader(ctx, g.Grader); err != nil {
-			if KindOf(err) == KindUnknownGrader {
-				return Episode{}, &Error{Kind: KindUnknownGrader, Field: fmt.Sprintf("graders/%d", i), Detail: err.Error()}
-			}
-			return Episode{}, err
-		}
+	if err := r.checkGraders(ctx, graders); err != nil {
+		return Episode{}, err
 	}
 	at, err := r.attemptOf(ctx, key, attempt)
 	if err != nil {
@@ -378,6 +377,9 @@ func counts(scores []ScoreResult, grader string) bool {
 
 // rescore makes the kept end state again and grades it.
 func (r *Runner) rescore(ctx context.Context, key Key, at Attempt, graders []WeightedGrader) ([]ScoreResult, error) {
+	if !slices.ContainsFunc(graders, func(g WeightedGrader) bool { return !isClientGrader(g.Grader) }) {
+		return r.scoreAttempt(ctx, EndState{}, graders), nil // none of them needs the end state
+	}
 	release, err := r.rescoring.acquire(ctx)
 	if err != nil {
 		return nil, err
@@ -452,21 +454,15 @@ func (r *Runner) scoreLeft(ctx context.Context, pending []Stored) {
 	}
 }
 
-// WriteReward keeps a reward that the client itself computed. It counts with weight 1
-// where the spec has no graders and no other name was written before it, else with 0.
-func (r *Runner) WriteReward(ctx context.Context, key Key, attempt int, name string, reward *float64, metrics map[string]float64) (Episode, error) {
-	if !segment.MatchString(name) {
-		return Episode{}, badField("name", "%q is not [A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}", name)
+// WriteReward keeps a reward that the client itself found. A name that the spec declares as
+// "client:NAME" among its graders counts as it says there; another one with weight 1 where
+// the spec has no graders and no other name was written before it, else with 0.
+func (r *Runner) WriteReward(ctx context.Context, key Key, spec RewardSpec) (Episode, error) {
+	s, err := clientScore(&spec)
+	if err != nil {
+		return Episode{}, err
 	}
-	if reward != nil && !finite(*reward) {
-		return Episode{}, badField("reward", "%v is not finite", *reward)
-	}
-	for name, v := range metrics {
-		if !finite(v) {
-			return Episode{}, badField("metrics/"+name, "%v is not finite", v)
-		}
-	}
-	at, err := r.attemptOf(ctx, key, attempt)
+	at, err := r.attemptOf(ctx, key, spec.Attempt)
 	if err != nil {
 		return Episode{}, err
 	}
@@ -474,14 +470,18 @@ func (r *Runner) WriteReward(ctx context.Context, key Key, attempt int, name str
 	if err != nil {
 		return Episode{}, err
 	}
-	s := ScoreResult{Grader: "client:" + name, Source: "client", Status: OK, Cause: Agent, Reward: reward, Metrics: metrics, Tries: 1}
-	if reward == nil {
-		s.Status, s.Cause, s.Step = Errored, Client, "judge"
-	}
-	if len(plan.Spec.Graders) == 0 && !counts(at.Scores, s.Grader) {
+	graders := plan.Spec.Graders
+	switch i := slices.IndexFunc(graders, func(g WeightedGrader) bool { return g.Grader == s.Grader }); {
+	case i >= 0:
+		s.Weight = weigh(graders)[i]
+	case len(graders) == 0 && !counts(at.Scores, s.Grader):
 		s.Weight = 1
 	}
-	return r.attachScores(ctx, key, at.N, []ScoreResult{s})
+	ep, err := r.attachScores(ctx, key, at.N, []ScoreResult{s})
+	if err == nil {
+		r.rewarded(key, at.N, s)
+	}
+	return ep, err
 }
 
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }

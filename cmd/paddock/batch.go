@@ -24,8 +24,116 @@ import (
 const maxManifestLine = 64 << 20
 
 func batchCommand(c *cli) *cobra.Command {
-	return group("batch", "Run many episodes from a manifest, and resume them",
-		batchRun(c), batchResume(c), batchShow(c), batchList(c), batchResults(c), batchCancel(c), batchScore(c))
+	return group("batch", "Run many episodes, from a manifest or as an open queue, and resume them",
+		batchRun(c), batchOpen(c), batchAdd(c), batchSeal(c), batchResume(c), batchShow(c), batchList(c), batchResults(c), batchGroups(c),
+		batchWork(c), batchCancel(c), batchScore(c))
+}
+
+// batchRules are the flags of a new batch.
+func batchRules(cmd *cobra.Command, spec *api.BatchSpec) {
+	f := cmd.Flags()
+	f.StringVar(&spec.ID, "id", "", "the batch's id; made up when not given")
+	f.StringVar(&spec.Run, "run", "", "run of its episodes")
+	f.Uint32Var(&spec.Seed, "seed", 0, "seed of a new run")
+	f.IntVar(&spec.Parallel, "parallel", 0, "episodes at a time")
+	f.Float64Var(&spec.DeadlineS, "deadline", 0, "seconds after which the rest is cancelled")
+	f.IntVar(&spec.GroupSize, "group-size", 0, "valid members that make a group complete; what it has beyond them is surplus")
+	f.StringVar(&spec.Take, "take", "", "which valid members count, with --group-size: started (default) or finished")
+	f.StringVar(&spec.OnVoid, "on-void", "", "drop (default), refill:K or void_group")
+	f.IntVar(&spec.MinValid, "min-valid", 0, "members below which a group is void")
+}
+
+func batchOpen(c *cli) *cobra.Command {
+	spec := api.BatchSpec{Open: true}
+	cmd := &cobra.Command{
+		Use:   "open",
+		Short: "Open a queue: a batch that takes lines until it is sealed",
+		Long:  "Open a queue and print its id. Add lines with `paddock batch add`, and end it with `paddock batch seal`.",
+		Args:  args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			b, err := c.client().CreateBatch(cmd.Context(), spec)
+			if err != nil {
+				return err
+			}
+			return c.show(b, func(w io.Writer) { fmt.Fprintln(w, b.ID) })
+		},
+	}
+	batchRules(cmd, &spec)
+	return cmd
+}
+
+func batchAdd(c *cli) *cobra.Command {
+	return &cobra.Command{
+		Use: "add ID MANIFEST", Short: "Add a manifest's lines to an open batch, all or none; - is standard input", Args: args(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			lines, err := c.readManifest(a[1])
+			if err != nil {
+				return err
+			}
+			added, err := c.client().AddToBatch(cmd.Context(), a[0], lines...)
+			if err != nil {
+				return err
+			}
+			return c.show(added, func(w io.Writer) { fmt.Fprintf(w, "%d added, %d known\n", added.Added, added.Known) })
+		},
+	}
+}
+
+func batchSeal(c *cli) *cobra.Command {
+	return &cobra.Command{
+		Use: "seal ID", Short: "Add no more: the batch is done when each line has its result", Args: args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			b, err := c.client().SealBatch(cmd.Context(), a[0])
+			if err != nil {
+				return err
+			}
+			return c.show(b, func(w io.Writer) { showBatch(w, b) })
+		},
+	}
+}
+
+func batchGroups(c *cli) *cobra.Command {
+	var after int64
+	var follow bool
+	cmd := &cobra.Command{
+		Use: "groups ID", Short: "Print complete groups as they come; with --json one object a line, results included", Args: args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			return c.client().GroupResults(cmd.Context(), a[0], after, follow, func(g api.GroupResult) error {
+				if c.json {
+					return json.NewEncoder(c.out).Encode(g)
+				}
+				_, err := fmt.Fprintln(c.out, plain(groupLine(g.Group)))
+				return err
+			})
+		},
+	}
+	cmd.Flags().Int64Var(&after, "after", 0, "continue after this group's seq")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "wait for more until the batch no longer runs")
+	return cmd
+}
+
+func groupLine(g api.Group) string {
+	s := fmt.Sprintf("%d  %s  %d of %d valid  mean %s  std %s", g.Seq, g.Group, g.Valid, g.Wanted, number(g.Mean), number(g.Std))
+	if g.IsVoid {
+		s += "  void"
+	}
+	return s
+}
+
+func batchWork(c *cli) *cobra.Command {
+	var most int
+	cmd := &cobra.Command{
+		Use:   "work ID",
+		Short: "Print what a batch asks of its client, one JSON object a line, until it no longer runs",
+		Long: "Print the work of lines whose agent is the client, one JSON object a line: episodes to play, and rewards to write. While this\n" +
+			"command runs, it is the client: when it ends, what it was asked and has not done begins again for the next.",
+		Args: args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			return c.client().Work(cmd.Context(), a[0], "", most, func(w api.Work) error { return json.NewEncoder(c.out).Encode(w) })
+		},
+	}
+	cmd.Flags().IntVar(&most, "most", 0, "at most so many at a time")
+	return cmd
 }
 
 func batchRun(c *cli) *cobra.Command {
@@ -55,15 +163,8 @@ func batchRun(c *cli) *cobra.Command {
 			return c.follow(cmd.Context(), b)
 		},
 	}
-	f := cmd.Flags()
-	f.StringVar(&spec.ID, "id", "", "the batch's id; made up when not given")
-	f.StringVar(&spec.Run, "run", "", "run of its episodes")
-	f.Uint32Var(&spec.Seed, "seed", 0, "seed of a new run")
-	f.IntVar(&spec.Parallel, "parallel", 0, "episodes at a time")
-	f.Float64Var(&spec.DeadlineS, "deadline", 0, "seconds after which the rest is cancelled")
-	f.StringVar(&spec.OnVoid, "on-void", "", "drop (default) or void_group")
-	f.IntVar(&spec.MinValid, "min-valid", 0, "members below which a group is void")
-	f.BoolVarP(&detach, "detach", "d", false, "print the batch's id and do not wait")
+	batchRules(cmd, &spec)
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "print the batch's id and do not wait")
 	return cmd
 }
 
@@ -149,7 +250,11 @@ func resultLine(r api.BatchResult) string {
 }
 
 func showBatch(w io.Writer, b api.Batch) {
-	fmt.Fprintf(w, "batch %s  run %s  %s\n", b.ID, b.Run, b.State)
+	open := ""
+	if !b.Sealed {
+		open = ", open"
+	}
+	fmt.Fprintf(w, "batch %s  run %s  %s%s\n", b.ID, b.Run, b.State, open)
 	if b.Error != "" {
 		fmt.Fprintln(w, plain(b.Error))
 	}
@@ -251,18 +356,26 @@ func batchResults(c *cli) *cobra.Command {
 }
 
 func batchCancel(c *cli) *cobra.Command {
-	var reason string
+	var spec api.BatchCancel
 	cmd := &cobra.Command{
-		Use: "cancel ID", Short: "Cancel what of a batch has not ended", Args: args(cobra.ExactArgs(1)),
+		Use: "cancel ID", Short: "Cancel what of a batch, or of some of its lines, has not ended", Args: args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, a []string) error {
-			b, err := c.client().CancelBatch(cmd.Context(), a[0], reason)
+			b, err := c.client().CancelBatch(cmd.Context(), a[0], spec)
 			if err != nil {
 				return err
 			}
-			return c.show(b, func(w io.Writer) { showBatch(w, b) })
+			return c.show(b, func(w io.Writer) {
+				fmt.Fprintf(w, "%d cancelled\n", b.Cancelled)
+				showBatch(w, b.Batch)
+			})
 		},
 	}
-	cmd.Flags().StringVar(&reason, "reason", "", "why")
+	f := cmd.Flags()
+	f.StringVar(&spec.Reason, "reason", "", "why")
+	f.StringVar(&spec.Prefix, "prefix", "", "only lines whose ids are this or below it")
+	f.StringVar(&spec.Group, "group", "", "only lines of this group")
+	f.StringVar(&spec.Weights, "weights", "", "only lines made by these weights")
+	f.StringVar(&spec.WeightsBefore, "weights-before", "", "only lines made by weights that the run used before these")
 	return cmd
 }
 

@@ -1,0 +1,548 @@
+package runner_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/paddock-run/paddock/runner"
+)
+
+// queue makes an open batch.
+func (b *bench) queue(spec runner.BatchSpec) runner.Batch {
+	b.t.Helper()
+	spec.Open = true
+	return b.batch(spec)
+}
+
+func (b *bench) add(id string, lines ...runner.BatchEpisode) runner.Added {
+	b.t.Helper()
+	added, err := b.AddToBatch(b.t.Context(), owner, id, 0, lines)
+	if err != nil {
+		b.t.Fatalf("AddToBatch: %v", err)
+	}
+	return added
+}
+
+func (b *bench) seal(id string) {
+	b.t.Helper()
+	if _, err := b.SealBatch(b.t.Context(), owner, id, 0); err != nil {
+		b.t.Fatalf("SealBatch: %v", err)
+	}
+}
+
+// group waits for the first complete group after a seq.
+func (b *bench) group(id string, after int64) runner.GroupResult {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	defer cancel()
+	var got runner.GroupResult
+	enough := errors.New("enough")
+	err := b.Groups(ctx, owner, id, after, true, func(g runner.GroupResult) error {
+		got = g
+		return enough
+	})
+	if !errors.Is(err, enough) {
+		b.t.Fatalf("no group is complete after %d: %v", after, err)
+	}
+	return got
+}
+
+// until waits for a batch that is as the test wants it.
+func (b *bench) until(id string, want func(runner.Batch) bool) runner.Batch {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		now := b.batchNow(id)
+		if want(now) {
+			return now
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			b.t.Fatalf("the batch stays %+v", now)
+		}
+	}
+}
+
+// client reads a batch's work until it is stopped, and does each piece in a goroutine.
+type client struct {
+	stop   func()        // closes the reader
+	done   chan struct{} // the reader has ended
+	err    error         // with this
+	leave  func()        // closes the lease's connection
+	worker sync.WaitGroup
+}
+
+func (b *bench) client(id string, generation int64, do func(runner.Work)) *client {
+	b.t.Helper()
+	lease, leave := b.OpenLease(owner)
+	c := b.reader(id, runner.WorkSpec{Generation: generation, Lease: lease}, do)
+	c.leave = leave
+	return c
+}
+
+func (b *bench) reader(id string, spec runner.WorkSpec, do func(runner.Work)) *client {
+	b.t.Helper()
+	ctx, stop := context.WithCancel(b.t.Context())
+	c := &client{stop: stop, done: make(chan struct{})}
+	began := make(chan struct{})
+	go func() {
+		defer close(c.done)
+		c.err = b.Work(ctx, owner, id, spec, func() func(runner.Work) error {
+			close(began)
+			return func(w runner.Work) error {
+				c.worker.Go(func() { do(w) })
+				return nil
+			}
+		})
+	}()
+	b.t.Cleanup(func() {
+		stop()
+		<-c.done
+		c.worker.Wait()
+	})
+	select {
+	case <-began:
+	case <-c.done:
+	}
+	return c
+}
+
+// playMark plays a line by writing a reward into the file that sayMark reads.
+func (b *bench) playMark(reward func(runner.Work) string) func(runner.Work) {
+	return func(w runner.Work) {
+		key := w.Episode.Key
+		if _, err := b.Call(context.Background(), key, runner.CallSpec{Tool: "exec", Shell: mark(reward(w)), Attempt: w.Attempt}, runner.CallIO{}); err != nil {
+			if k := runner.KindOf(err); k != runner.KindEpisodeEnded && k != runner.KindSuperseded {
+				b.t.Errorf("call of %s: %v", key.ID, err)
+			}
+			return
+		}
+		if _, err := b.Finish(context.Background(), key, runner.FinishSpec{Attempt: w.Attempt, Payload: []byte("tokens of " + key.ID)}); err != nil && runner.KindOf(err) == "" {
+			b.t.Errorf("finish of %s: %v", key.ID, err)
+		}
+	}
+}
+
+func always(reward string) func(runner.Work) string {
+	return func(runner.Work) string { return reward }
+}
+
+var byClient = runner.AgentSpec{Client: true}
+
+func withWeights(w string) func(*runner.EpisodeSpec) {
+	return func(s *runner.EpisodeSpec) { s.Weights = w }
+}
+
+func TestOpenBatchTakesLinesUntilItIsSealed(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := b.graderOf(sayMark)
+	q := b.queue(runner.BatchSpec{ID: "q"})
+	if q.State != runner.BatchRunning || q.Sealed || q.OnVoid != "drop" || q.MinValid != 2 {
+		t.Errorf("batch = %+v, want it running and open, with its rules", q)
+	}
+	line := func(id, weights string) runner.BatchEpisode {
+		return b.line(id, id[:2], shellAgent(mark("1")), g, withWeights(weights))
+	}
+	if a := b.add("q", line("g1/a", "v1"), line("g1/b", "v1")); a.Added != 2 || a.Known != 0 {
+		t.Errorf("added %+v, want 2", a)
+	}
+	first := b.group("q", 0)
+	if first.Seq != 1 || first.Group != "g1" || first.Valid != 2 || *first.Mean != 1 || len(first.Results) != 2 || first.Results[0].ID != "g1/a" {
+		t.Errorf("first group = %+v", first)
+	}
+	// The same again is known; other weights under the id are a conflict that says so, and
+	// nothing of that request is added.
+	if a := b.add("q", line("g1/a", "v1"), line("g2/a", "v1")); a.Added != 1 || a.Known != 1 {
+		t.Errorf("added %+v, want 1 and 1 known", a)
+	}
+	_, err := b.AddToBatch(t.Context(), owner, "q", 0, []runner.BatchEpisode{line("g3/a", "v1"), line("g1/a", "v2")})
+	e := wantKind(t, err, runner.KindSpecConflict)
+	if e.Field != "episodes/1/id" || len(e.Diffs) != 1 || e.Diffs[0].Pointer != "/weights" {
+		t.Errorf("conflict = %+v", e)
+	}
+	b.seal("q")
+	b.seal("q")
+	_, err = b.AddToBatch(t.Context(), owner, "q", 0, []runner.BatchEpisode{line("g4/a", "v1")})
+	wantKind(t, err, runner.KindNotLive)
+	if a := b.add("q", line("g1/a", "v1")); a.Known != 1 {
+		t.Errorf("a known line after the seal: %+v", a)
+	}
+	b.follow("q", 0)
+	if now := b.batchNow("q"); now.State != runner.BatchDone || now.Total != 3 || now.Valid != 3 || !now.Sealed {
+		t.Errorf("batch = %+v, want done with 3", now)
+	}
+}
+
+func TestQueuesRefuseBadInput(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for field, change := range map[string]func(*runner.BatchSpec){
+		"on_void":    func(s *runner.BatchSpec) { s.OnVoid = "refill:0" },
+		"min_valid":  func(s *runner.BatchSpec) { s.GroupSize, s.MinValid = 2, 3 },
+		"group_size": func(s *runner.BatchSpec) { s.GroupSize = -1 },
+		"take":       func(s *runner.BatchSpec) { s.Take = "finished" },
+		"deadline_s": func(s *runner.BatchSpec) { s.DeadlineS = -1 },
+	} {
+		spec := runner.BatchSpec{Open: true}
+		change(&spec)
+		_, err := b.CreateBatch(t.Context(), owner, spec)
+		if e := wantKind(t, err, runner.KindBadRequest); e != nil && e.Field != field {
+			t.Errorf("field %q, want %q", e.Field, field)
+		}
+	}
+	b.queue(runner.BatchSpec{ID: "q", OnVoid: "refill:1"})
+	b.add("q", b.line("g/a", "g", byClient, nil))
+	good := b.line("x", "", byClient, nil)
+	for field, lines := range map[string][]runner.BatchEpisode{
+		"episodes":             nil,
+		"episodes/1/id":        {good, good},
+		"episodes/1/world":     {good, b.line("y", "", byClient, nil, func(s *runner.EpisodeSpec) { s.World = "nowhere" })},
+		"episodes/0/agent":     {b.line("y", "", runner.AgentSpec{}, nil)},
+		"episodes/0/graders/0": {b.line("y", "", byClient, []runner.WeightedGrader{{Grader: "client:no name"}})},
+	} {
+		_, err := b.AddToBatch(t.Context(), owner, "q", 0, lines)
+		if e, isErr := errors.AsType[*runner.Error](err); !isErr || e.Field != field {
+			t.Errorf("error %v, want field %s", err, field)
+		}
+	}
+	if now := b.batchNow("q"); now.Total != 1 {
+		t.Errorf("%d lines are there, want the first", now.Total)
+	}
+	for _, c := range []struct {
+		spec runner.BatchCancel
+		kind string
+	}{
+		{runner.BatchCancel{Group: "nope"}, runner.KindNotFound},
+		{runner.BatchCancel{Prefix: "nope"}, runner.KindNotFound},
+		{runner.BatchCancel{Weights: "nope"}, runner.KindNotFound},
+		{runner.BatchCancel{Weights: "v", Group: "g"}, runner.KindBadRequest},
+	} {
+		_, _, err := b.CancelBatch(t.Context(), owner, "q", c.spec)
+		wantKind(t, err, c.kind)
+	}
+	for _, err := range []error{
+		func() error {
+			_, err := b.AddToBatch(t.Context(), owner, "none", 0, []runner.BatchEpisode{good})
+			return err
+		}(),
+		func() error { _, err := b.SealBatch(t.Context(), owner, "none", 0); return err }(),
+		b.Groups(t.Context(), owner, "none", 0, false, nil),
+		b.Work(t.Context(), owner, "none", runner.WorkSpec{}, nil),
+		b.RewardInBatch(t.Context(), owner, "none", runner.RewardSpec{}),
+	} {
+		wantKind(t, err, runner.KindNotFound)
+	}
+	err := b.Work(t.Context(), owner, "q", runner.WorkSpec{Lease: "none"}, nil)
+	wantKind(t, err, runner.KindBadRequest)
+	wantKind(t, b.RewardInBatch(t.Context(), owner, "q", runner.RewardSpec{ID: "g/a", Name: "n"}), runner.KindNotFound)
+}
+
+func TestClientPlaysLinesWhileItIsThere(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := b.graderOf(sayMark)
+	b.queue(runner.BatchSpec{ID: "q"})
+	b.add("q", b.line("g/a", "g", byClient, g), b.line("g/b", "g", byClient, g), b.line("h", "", shellAgent(mark("0.5")), g))
+	// The line that needs no client is not held up by those that wait for one.
+	if h := b.group("q", 0); h.Group != "h" || *h.Mean != 0.5 {
+		t.Errorf("group = %+v, want h", h)
+	}
+	b.client("q", 0, b.playMark(func(w runner.Work) string {
+		if w.Kind != runner.WorkPlay || w.Attempt != 1 || w.Episode.State != runner.Live {
+			t.Errorf("work = %+v", w)
+		}
+		return map[string]string{"g/a": "1", "g/b": "0"}[w.Episode.Key.ID]
+	}))
+	got := b.group("q", 1)
+	if got.Group != "g" || *got.Mean != 0.5 || *got.Std != 0.5 || got.Results[1].Payload == nil {
+		t.Errorf("group = %+v", got)
+	}
+	payload, err := b.Payload(t.Context(), b.key("g/b"), 0)
+	if err != nil || string(payload) != "tokens of g/b" {
+		t.Errorf("payload %q, %v", payload, err)
+	}
+}
+
+// What a client does that goes away begins again, from a new fork, for the next one, and
+// that does not count against retries.
+func TestWorkOfALostClientBeginsAgain(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := b.graderOf(sayMark)
+	run, err := b.OpenRun(t.Context(), owner, runner.RunSpec{Name: "r", Resume: "auto"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.queue(runner.BatchSpec{ID: "q", Run: "r", Generation: run.Generation})
+	b.add("q", b.line("a", "g", byClient, g), b.line("b", "g", byClient, g))
+	asked := make(chan runner.Work, 8)
+	first := b.client("q", run.Generation, func(w runner.Work) { asked <- w })
+	<-asked
+	<-asked
+	// Its process has died, and another one resumes the run: nothing waits for the grace.
+	if run, err = b.OpenRun(t.Context(), owner, runner.RunSpec{Name: "r", Resume: "resume"}); err != nil {
+		t.Fatal(err)
+	}
+	b.client("q", run.Generation, b.playMark(always("1")))
+	got := b.group("q", 0)
+	if got.Valid != 2 || got.Results[0].Attempt != 2 || got.Results[1].Attempt != 2 {
+		t.Errorf("group = %+v, want two second attempts", got)
+	}
+	<-first.done
+	wantKind(t, first.err, runner.KindFenced)
+	ep, err := b.Get(t.Context(), runner.Key{Owner: owner, Run: "r", ID: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantEnd(t, ep.Attempts[0], runner.Expired, runner.Client, "")
+	// The earlier driver is refused whatever it asks.
+	_, err = b.AddToBatch(t.Context(), owner, "q", run.Generation-1, []runner.BatchEpisode{b.line("c", "", byClient, g)})
+	wantKind(t, err, runner.KindFenced)
+	_, err = b.SealBatch(t.Context(), owner, "q", run.Generation-1)
+	wantKind(t, err, runner.KindFenced)
+	_, _, err = b.CancelBatch(t.Context(), owner, "q", runner.BatchCancel{Generation: run.Generation - 1})
+	wantKind(t, err, runner.KindFenced)
+}
+
+// A reader that comes back with its lease is asked again what it has not done, and the
+// attempts are the same.
+func TestReaderThatComesBackIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.queue(runner.BatchSpec{ID: "q"})
+	lease, leave := b.OpenLease(owner)
+	defer leave()
+	asked := make(chan runner.Work, 8)
+	spec := runner.WorkSpec{Lease: lease}
+	first := b.reader("q", spec, func(w runner.Work) { asked <- w })
+	b.add("q", b.line("a", "", byClient, b.graderOf(sayMark)))
+	before := <-asked
+	first.stop()
+	<-first.done
+	b.reader("q", spec, func(w runner.Work) {
+		asked <- w
+		b.playMark(always("1"))(w)
+	})
+	if again := <-asked; again.Attempt != before.Attempt || again.Episode.Key != before.Episode.Key {
+		t.Errorf("asked %+v, then %+v", before, again)
+	}
+	if got := b.group("q", 0); got.Results[0].Attempt != 1 || !got.Results[0].Valid {
+		t.Errorf("group = %+v, want its first attempt", got)
+	}
+}
+
+func TestMostBoundsWhatAClientIsAsked(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.queue(runner.BatchSpec{ID: "q"})
+	lease, leave := b.OpenLease(owner)
+	defer leave()
+	asked := make(chan runner.Work, 8)
+	b.reader("q", runner.WorkSpec{Lease: lease, Most: 1}, func(w runner.Work) { asked <- w })
+	b.add("q", b.line("a", "", byClient, nil), b.line("b", "", byClient, nil))
+	w := <-asked
+	if now := b.batchNow("q"); now.Playing != 1 || now.Clients != 1 {
+		t.Errorf("%d are playing with %d clients, want 1 and 1", now.Playing, now.Clients)
+	}
+	b.finish(w.Episode.Key)
+	b.finish((<-asked).Episode.Key)
+}
+
+// lose lets a line's attempts end by the client's error, which may be retried.
+func (b *bench) abortWork(w runner.Work) {
+	if _, err := b.Abort(context.Background(), w.Episode.Key, "inference is down"); err != nil {
+		b.t.Errorf("abort: %v", err)
+	}
+}
+
+func TestVoidMembersAreRefilled(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := b.graderOf(sayMark)
+	b.queue(runner.BatchSpec{ID: "q", OnVoid: "refill:2"})
+	var mu sync.Mutex
+	tried := map[string]int{}
+	b.client("q", 0, func(w runner.Work) {
+		id := w.Episode.Key.ID
+		mu.Lock()
+		tried[id]++
+		mu.Unlock()
+		if id == "g/a" || id == "g/a~1" {
+			b.abortWork(w)
+			return
+		}
+		b.playMark(always("1"))(w)
+	})
+	retry := func(s *runner.EpisodeSpec) { s.Retries = 1 }
+	b.add("q", b.line("g/a", "g", byClient, g, retry), b.line("g/b", "g", byClient, g, retry))
+	got := b.group("q", 0)
+	if want := []string{"g/a", "g/b", "g/a~1", "g/a~2"}; !slices.Equal(got.IDs, want) {
+		t.Errorf("members %q, want %q", got.IDs, want)
+	}
+	if got.Wanted != 2 || got.Valid != 2 || got.Void != 2 || got.Refills != 2 || got.IsVoid || got.Rewards[0] != nil || *got.Rewards[3] != 1 {
+		t.Errorf("group = %+v", got.BatchGroup)
+	}
+	if got.Results[3].RefillOf != "g/a" {
+		t.Errorf("refill of %q, want g/a", got.Results[3].RefillOf)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for id, want := range map[string]int{"g/a": 2, "g/b": 1, "g/a~1": 2, "g/a~2": 1} {
+		if tried[id] != want {
+			t.Errorf("%s was tried %d times, want %d", id, tried[id], want)
+		}
+	}
+	a, errA := b.Get(t.Context(), b.key("g/a"))
+	r, errR := b.Get(t.Context(), b.key("g/a~1"))
+	if errA != nil || errR != nil || a.Plan.EnvSeed != r.Plan.EnvSeed || a.Plan.SampleSeed == r.Plan.SampleSeed {
+		t.Errorf("seeds of a %d, %d; of its refill %d, %d; want one start and another sample", a.Plan.EnvSeed, a.Plan.SampleSeed, r.Plan.EnvSeed, r.Plan.SampleSeed)
+	}
+}
+
+func TestGroupsThatAreVoid(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := b.graderOf(sayMark)
+	for _, c := range []struct {
+		onVoid   string
+		minValid int
+		want     bool
+	}{{"drop", 0, false}, {"drop", 3, true}, {"void_group", 0, true}} {
+		id := fmt.Sprintf("q-%s-%d", c.onVoid, c.minValid)
+		b.queue(runner.BatchSpec{ID: id, OnVoid: c.onVoid, MinValid: c.minValid})
+		b.client(id, 0, func(w runner.Work) {
+			if w.Episode.Plan.Spec.Task == "bad" {
+				b.abortWork(w)
+				return
+			}
+			b.playMark(always("1"))(w)
+		})
+		var lines []runner.BatchEpisode
+		for i := range 3 {
+			lines = append(lines, b.line(fmt.Sprintf("%s/%d", id, i), id, byClient, g, func(s *runner.EpisodeSpec) {
+				if i == 1 {
+					s.Task = "bad"
+				}
+			}))
+		}
+		b.add(id, lines...)
+		if got := b.group(id, 0); got.IsVoid != c.want || got.Valid != 2 || got.Void != 1 || *got.Mean != 1 || got.Causes["error/client"] != 1 {
+			t.Errorf("%s with at least %d: %+v, want void %v", c.onVoid, c.minValid, got.BatchGroup, c.want)
+		}
+	}
+}
+
+func TestSurplusMembersAreCancelled(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := b.graderOf(sayMark)
+	b.queue(runner.BatchSpec{ID: "q", GroupSize: 2, Take: "finished"})
+	asked := make(chan runner.Work, 8)
+	b.client("q", 0, func(w runner.Work) { asked <- w })
+	b.add("q", b.line("g/a", "g", byClient, g), b.line("g/b", "g", byClient, g), b.line("g/c", "g", byClient, g))
+	work := map[string]runner.Work{}
+	for range 3 {
+		w := <-asked
+		work[w.Episode.Key.ID] = w
+	}
+	b.playMark(always("1"))(work["g/c"])
+	b.playMark(always("0"))(work["g/b"])
+	got := b.group("q", 0)
+	if want := []string{"g/b", "g/c"}; !slices.Equal(got.IDs, want) || *got.Mean != 0.5 || !got.Biased || got.Surplus != 1 {
+		t.Errorf("group = %+v, want b and c", got.BatchGroup)
+	}
+	wantEnd(t, b.ended(b.key("g/a")), runner.Cancelled, runner.Client, "surplus")
+	now := b.until("q", func(now runner.Batch) bool { return now.Done == 3 })
+	if now.Surplus != 1 || now.Void != 0 || now.Valid != 2 {
+		t.Errorf("batch = %+v, want one surplus and none void", now)
+	}
+	_, err := b.AddToBatch(t.Context(), owner, "q", 0, []runner.BatchEpisode{b.line("g/d", "g", byClient, g)})
+	if e := wantKind(t, err, runner.KindNotLive); e != nil && e.Field != "episodes/0/group" {
+		t.Errorf("adding to a complete group: %+v", e)
+	}
+}
+
+// By order of start no member is left out for being slow.
+func TestSurplusIsTakenByOrderOfStart(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := b.graderOf(sayMark)
+	b.queue(runner.BatchSpec{ID: "q", GroupSize: 2})
+	asked := make(chan runner.Work, 8)
+	b.client("q", 0, func(w runner.Work) { asked <- w })
+	b.add("q", b.line("g/a", "g", byClient, g), b.line("g/b", "g", byClient, g), b.line("g/c", "g", byClient, g))
+	work := map[string]runner.Work{}
+	for range 3 {
+		w := <-asked
+		work[w.Episode.Key.ID] = w
+	}
+	b.playMark(always("1"))(work["g/b"])
+	b.playMark(always("1"))(work["g/c"])
+	now := b.until("q", func(now runner.Batch) bool { return now.Done == 2 })
+	if now.Groups[0].Complete {
+		t.Errorf("group = %+v, complete before its first member", now.Groups[0])
+	}
+	b.playMark(always("0"))(work["g/a"])
+	got := b.group("q", 0)
+	if want := []string{"g/a", "g/b"}; !slices.Equal(got.IDs, want) || *got.Mean != 0.5 || got.Biased || got.Surplus != 1 || len(got.Results) != 2 {
+		t.Errorf("group = %+v, want a and b", got.BatchGroup)
+	}
+}
+
+func TestCancelByPrefixGroupAndWeights(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := b.graderOf(sayMark)
+	b.queue(runner.BatchSpec{ID: "q"})
+	line := func(id, group, weights string) runner.BatchEpisode {
+		return b.line(id, group, byClient, g, withWeights(weights))
+	}
+	b.add("q", line("i1/a", "g1", "v1"), line("i1/b", "g1", "v1"), line("i2/a", "g2", "v2"), line("i2/b", "g3", "v2"), line("i3/a", "g4", "v3"), line("i3/b", "g5", ""))
+	cancel := func(spec runner.BatchCancel, want int) {
+		t.Helper()
+		now, n, err := b.CancelBatch(t.Context(), owner, "q", spec)
+		if err != nil || n != want || now.State != runner.BatchRunning {
+			t.Errorf("cancel %+v: %d lines, %s, %v; want %d of a batch that runs on", spec, n, now.State, err, want)
+		}
+	}
+	cancel(runner.BatchCancel{Prefix: "i1/a", Reason: "stale"}, 1)
+	cancel(runner.BatchCancel{Group: "g2"}, 1)
+	cancel(runner.BatchCancel{Group: "g2"}, 0)
+	cancel(runner.BatchCancel{WeightsBefore: "v2"}, 1) // i1/b
+	asked := make(chan runner.Work, 8)
+	b.client("q", 0, func(w runner.Work) { asked <- w })
+	for range 3 {
+		<-asked
+	}
+	cancel(runner.BatchCancel{Weights: "v2"}, 1)       // i2/b, which is live
+	cancel(runner.BatchCancel{WeightsBefore: "v4"}, 1) // i3/a: v4 will be used later than all
+	wantEnd(t, b.ended(b.key("i2/b")), runner.Cancelled, runner.Client, "cancel")
+	now := b.batchNow("q")
+	if now.Done != 5 || now.Causes["cancelled/client"] != 5 || now.GroupSeq != 4 {
+		t.Errorf("batch = %+v, want five lines cancelled in four groups", now)
+	}
+	if got := b.resultsNow("q"); got[0].ID != "i1/a" || got[0].Reason != "stale" || got[0].Attempt != 0 {
+		t.Errorf("first result = %+v", got[0])
+	}
+}
+
+// resultsNow reads the results that are there.
+func (b *bench) resultsNow(id string) []runner.BatchResult {
+	b.t.Helper()
+	var got []runner.BatchResult
+	if err := b.Results(b.t.Context(), owner, id, 0, false, func(r runner.BatchResult) error {
+		got = append(got, r)
+		return nil
+	}); err != nil {
+		b.t.Fatal(err)
+	}
+	return got
+}
