@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,10 +17,11 @@ type pump struct {
 	counts bool // a held end of this one is OutputHeld
 	done   chan struct{}
 	eof    bool
-	buf    []byte
 }
 
-const pumpBuffer = 64 << 10
+// buffers are for the moment between a pipe and its writer: made for each stream of each
+// call they would be most of what the daemon throws away.
+var buffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
 func newPump(from *os.File, to io.Writer, counts bool) *pump {
 	if to == nil {
@@ -39,10 +41,11 @@ func pollable(f *os.File) *os.File {
 
 func (u *pump) run() {
 	defer close(u.done)
-	u.buf = make([]byte, pumpBuffer)
+	buf := buffers.Get().(*[64 << 10]byte) //nolint:forcetypeassert // New makes them
+	defer buffers.Put(buf)
 	for {
-		n, err := u.from.Read(u.buf)
-		u.deliver(u.buf[:n])
+		n, err := u.from.Read(buf[:])
+		u.deliver(buf[:n])
 		if err != nil {
 			u.eof = !errors.Is(err, os.ErrDeadlineExceeded)
 			return
@@ -87,9 +90,11 @@ func (u *pump) takeRest() (eof bool) {
 		return true
 	}
 	left := 1 << 20
+	buf := buffers.Get().(*[64 << 10]byte) //nolint:forcetypeassert // New makes them
+	defer buffers.Put(buf)
 	_ = rc.Control(func(fd uintptr) {
 		for left > 0 {
-			n, err := unix.Read(int(fd), u.buf)
+			n, err := unix.Read(int(fd), buf[:])
 			if err == unix.EINTR {
 				continue
 			}
@@ -98,7 +103,7 @@ func (u *pump) takeRest() (eof bool) {
 				return
 			}
 			left -= n
-			u.deliver(u.buf[:n])
+			u.deliver(buf[:n])
 		}
 	})
 	return eof
