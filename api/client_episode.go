@@ -97,6 +97,12 @@ func (c *Client) Resume(ctx context.Context, k Key) (Episode, error) {
 	return post[Episode](ctx, c, k.path()+"/resume", nil)
 }
 
+// Fork seals a live episode's files as they are and makes episodes that go on from them; the
+// live one goes on, too. Processes are not taken along.
+func (c *Client) Fork(ctx context.Context, k Key, spec ForkSpec) (Forked, error) {
+	return post[Forked](ctx, c, k.path()+"/fork", spec)
+}
+
 // KeepAlive renews a lease of kind ttl.
 func (c *Client) KeepAlive(ctx context.Context, k Key) (Episode, error) {
 	return post[Episode](ctx, c, k.path()+"/keepalive", nil)

@@ -161,6 +161,28 @@ type CancelSpec struct {
 	Reason string `json:"reason,omitempty"`
 }
 
+// ForkSpec asks for episodes that go on from a live one's files.
+type ForkSpec struct {
+	// IDs name the new episodes, in the same run.
+	IDs []string `json:"ids" doc:"1 to 256"`
+	// Attempt is the live one's; unset is whichever is live.
+	Attempt int `json:"attempt,omitempty"`
+}
+
+// Forked is the answer to a ForkSpec.
+type Forked struct {
+	// World is the sealed state that the new episodes stand on.
+	World    string    `json:"world"`
+	Episodes []Created `json:"episodes"`
+}
+
+// BranchOf says from which moment of which episode of the same run another one goes on.
+type BranchOf struct {
+	ID      string `json:"id"`
+	Attempt int    `json:"attempt"`
+	Calls   int64  `json:"calls" doc:"how many had been recorded"`
+}
+
 // Cancelled says how many episodes were cancelled.
 type Cancelled struct {
 	Cancelled int `json:"cancelled"`

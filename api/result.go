@@ -26,6 +26,8 @@ type Episode struct {
 	SampleSeed uint32            `json:"sample_seed"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	Input      json.RawMessage   `json:"input,omitempty"`
+	// BranchOf is set in an episode that was forked from another.
+	BranchOf *BranchOf `json:"branch_of,omitempty"`
 
 	State         string     `json:"state" doc:"queued, starting, setup, live, paused, ending, ended, scoring or done"`
 	QueuePosition int        `json:"queue_position,omitempty" doc:"1 is the next to start"`

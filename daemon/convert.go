@@ -61,7 +61,7 @@ func wireEpisode(e runner.Episode) api.Episode {
 			DiskOn:   e.Plan.DiskOn,
 		},
 		Clamped: e.Plan.Clamped, Env: e.Plan.Env, EnvSeed: e.Plan.EnvSeed, SampleSeed: e.Plan.SampleSeed,
-		Labels: spec.Labels, Input: compact(spec.Input), State: string(e.State), QueuePosition: e.QueuePosition,
+		Labels: spec.Labels, Input: compact(spec.Input), BranchOf: (*api.BranchOf)(spec.BranchOf), State: string(e.State), QueuePosition: e.QueuePosition,
 		Lease: api.LeaseState(e.Lease), Attempts: notNil(mapAll(e.Attempts, wireAttempt)), Reward: e.Reward, Valid: e.Valid,
 	}
 }

@@ -87,6 +87,24 @@ func (s *Server) resumeEpisode(q *request, _ empty) (api.Episode, error) {
 	return episodeOr(s.run.Resume(q.Context(), k))
 }
 
+func (s *Server) forkEpisode(q *request, in api.ForkSpec) (api.Forked, error) {
+	k, err := q.key()
+	if err != nil {
+		return api.Forked{}, err
+	}
+	generation, err := q.generation()
+	if err != nil {
+		return api.Forked{}, err
+	}
+	b, err := s.run.Branch(q.Context(), k, runner.BranchSpec{IDs: in.IDs, Attempt: in.Attempt, Generation: generation})
+	if err != nil {
+		return api.Forked{}, err
+	}
+	return api.Forked{World: b.World, Episodes: mapAll(b.Episodes, func(c runner.Created) api.Created {
+		return api.Created{Episode: wireEpisode(c.Episode), Kept: c.Kept}
+	})}, nil
+}
+
 func (s *Server) keepAlive(q *request, _ empty) (api.Episode, error) {
 	k, err := q.key()
 	if err != nil {

@@ -91,6 +91,9 @@ func episodeRoutes() []route {
 			append(archive, draining, gives(nil, api.MediaTar))...),
 		typed("POST", episodePath+"/pause", "pauseEpisode", "Freeze an episode and its clocks", (*Server).pauseEpisode, draining, missing, live),
 		typed("POST", episodePath+"/resume", "resumeEpisode", "Let a paused episode go on", (*Server).resumeEpisode, draining, missing, live),
+		typed("POST", episodePath+"/fork", "forkEpisode", "Make episodes that go on from a live one's files", (*Server).forkEpisode, missing, live,
+			header(api.HeaderGeneration, "the run's generation that the driver was given"),
+			may(api.SpecConflict, api.AttemptsExhausted, api.OverCapacity, api.Corrupt)),
 		typed("POST", episodePath+"/keepalive", "keepAlive", "Renew a lease of kind ttl", (*Server).keepAlive, draining, missing, live),
 	}
 }

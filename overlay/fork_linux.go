@@ -10,6 +10,7 @@ import (
 // Fork is a pinned world on which one sandbox stands. It costs no disk: the writable
 // layer is the sandbox's.
 type Fork struct {
+	store   *Store
 	world   World
 	lowers  []string
 	release func()
@@ -21,7 +22,7 @@ func (s *Store) Fork(_ context.Context, id string) (*Fork, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Fork{world: w, lowers: s.lowers(layers), release: release}
+	f := &Fork{store: s, world: w, lowers: s.lowers(layers), release: release}
 	for i, dir := range f.lowers {
 		if _, err := os.Lstat(dir); err != nil {
 			release()

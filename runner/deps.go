@@ -117,7 +117,14 @@ type Fork interface {
 	Track(upper *os.File, hostID uint32) Tracker
 	// Restore makes a capture again as a layer directory, owners shifted by hostID.
 	Restore(ctx context.Context, c overlay.Capture, pack string, dir *os.File, hostID uint32) error
+	Sealer
 	Release()
+}
+
+// Sealer makes new worlds of what sandboxes left.
+type Sealer interface {
+	// Seal makes a world of the fork's and what an upper directory changed.
+	Seal(ctx context.Context, in overlay.SealInput) (overlay.World, error)
 }
 
 // Tracker tells which paths changed since it was last asked. It is a hint for people and

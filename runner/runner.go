@@ -379,18 +379,11 @@ func (a *attempt) changesNow(ctx context.Context) (c overlay.Capture, err error)
 		return c, context.Cause(ctx)
 	}
 	err = a.asked(ctx, func(ctx context.Context) error {
-		frozen := a.state() == Paused
-		if !frozen {
-			if err := a.sb.Freeze(ctx, true); err != nil {
-				return fmt.Errorf("freeze: %w", err)
-			}
-		}
-		var err error
-		c, err = a.fork.Capture(ctx, overlay.CaptureInput{Upper: a.sb.Upper(), HostID: a.ids.HostID})
-		if !frozen {
-			err = errors.Join(err, a.sb.Freeze(context.WithoutCancel(ctx), false))
-		}
-		return err
+		return a.heldStill(ctx, func() error {
+			var err error
+			c, err = a.fork.Capture(ctx, overlay.CaptureInput{Upper: a.sb.Upper(), HostID: a.ids.HostID})
+			return err
+		})
 	})
 	return c, err
 }

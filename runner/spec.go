@@ -71,6 +71,8 @@ type EpisodeSpec struct {
 	OnConflict string `json:"on_conflict,omitempty"`
 	// Attempt "next" starts a new attempt after an end that is kept otherwise.
 	Attempt string `json:"attempt,omitempty"`
+	// BranchOf is set by Branch alone.
+	BranchOf *BranchOf `json:"branch_of,omitempty"`
 }
 
 // WeightedGrader is a grader's digest and its weight; the first of a list weighs 1

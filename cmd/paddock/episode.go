@@ -22,6 +22,7 @@ func episodeCommand(c *cli) *cobra.Command {
 		episodeList(c), episodeRemove(c), episodePut(c), episodeGet(c),
 		episodeVerb(c, "pause", "Freeze an episode and its clocks", (*api.Client).Pause),
 		episodeVerb(c, "resume", "Let a paused episode go on", (*api.Client).Resume),
+		episodeFork(c),
 		episodeVerb(c, "keepalive", "Renew an episode's lease", (*api.Client).KeepAlive))
 }
 
@@ -58,6 +59,38 @@ func episodeCreate(c *cli) *cobra.Command {
 	f.Float64Var(&e.spec.Lease.TTLS, "ttl", 0, "seconds that the episode lives without a call")
 	f.StringVar(&e.spec.OnConflict, "on-conflict", "", "supersede: keep what another spec made as history, and start anew")
 	f.BoolVar(&next, "next", false, "start a new attempt after an end that is kept otherwise")
+	return cmd
+}
+
+func episodeFork(c *cli) *cobra.Command {
+	var ids []string
+	var n int
+	cmd := &cobra.Command{
+		Use: "fork ID", Short: "Make episodes that go on from a live one's files", Args: args(cobra.ExactArgs(1)),
+		Long: "Seal the files of a live episode as they are now and make episodes that go on from them, with the same spec.\n" +
+			"The live one goes on, too. Only files are taken along: processes are held still meanwhile and stay where they are.\n\n" +
+			"  paddock episode fork ep-1 -n 4             # ep-1/1 to ep-1/4\n" +
+			"  paddock episode fork ep-1 --id left --id right",
+	}
+	key := runFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, a []string) error {
+		if len(ids) == 0 {
+			for i := range n {
+				ids = append(ids, fmt.Sprintf("%s/%d", a[0], i+1))
+			}
+		}
+		forked, err := c.client().Fork(cmd.Context(), key(a[0]), api.ForkSpec{IDs: ids})
+		if err != nil {
+			return err
+		}
+		return c.show(forked, func(w io.Writer) {
+			for _, e := range forked.Episodes {
+				fmt.Fprintln(w, e.Episode.ID)
+			}
+		})
+	}
+	cmd.Flags().StringArrayVar(&ids, "id", nil, "id of a new episode; may be repeated")
+	cmd.Flags().IntVarP(&n, "number", "n", 1, "how many, where no --id is given")
 	return cmd
 }
 

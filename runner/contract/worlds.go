@@ -32,6 +32,7 @@ func Worlds(t *testing.T, open func(t *testing.T) WorldsUnderTest) {
 		{"UnknownIsNotFound", unknownWorld},
 		{"ForkPins", forkPins},
 		{"Capture", captureSuite},
+		{"Seal", sealSuite},
 		{"ExportImport", exportImport},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -172,6 +173,57 @@ func captureSuite(ctx context.Context, t *testing.T, u WorldsUnderTest) {
 	if again.State != c.State || other.State == c.State || c.State == "" {
 		t.Errorf("state digests %q, again %q, other %q", c.State, again.State, other.State)
 	}
+}
+
+func sealSuite(ctx context.Context, t *testing.T, u WorldsUnderTest) {
+	b := build(ctx, t, u.Worlds, overlay.Recipe{Dir: folder(t, map[string]string{"d/old": "old", "same": "same"})})
+	f, err := u.Worlds.Fork(ctx, b.World.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Release)
+	upper := folder(t, map[string]string{"d/new": "bytes", "d/old": "newer"})
+	chownTree(t, upper, u.HostID)
+	dir, err := os.Open(upper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dir.Close() }()
+	in := overlay.SealInput{Upper: dir, HostID: u.HostID, Config: overlay.Config{WorkingDir: "/d"}, Recipe: "branch", Name: "sealed"}
+	w, err := f.Seal(ctx, in)
+	if err != nil {
+		t.Fatalf("Seal: %v", err)
+	}
+	again, err := f.Seal(ctx, in)
+	if err != nil || again.ID != w.ID {
+		t.Errorf("sealed again: %s, %v, want %s", again.ID, err, w.ID)
+	}
+	if w.ID == b.World.ID || w.Config.WorkingDir != "/d" {
+		t.Errorf("Seal() = %+v", w)
+	}
+	if named, err := u.Worlds.World(ctx, "sealed"); err != nil || named.ID != w.ID {
+		t.Errorf("World(sealed) = %s, %v", named.ID, err)
+	}
+	on, err := u.Worlds.Fork(ctx, w.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(on.Release)
+	for name, want := range map[string]string{"d/new": "bytes", "d/old": "newer", "same": "same"} {
+		if got := firstOf(on.Lowers(), name); got != want {
+			t.Errorf("%s of the sealed world = %q, want %q", name, got, want)
+		}
+	}
+}
+
+// firstOf reads a file as overlayfs would where no directory hides another.
+func firstOf(lowers []string, name string) string {
+	for _, l := range lowers {
+		if text, err := os.ReadFile(filepath.Join(l, name)); err == nil {
+			return string(text)
+		}
+	}
+	return ""
 }
 
 func chownTree(t *testing.T, dir string, id uint32) {

@@ -338,6 +338,16 @@ func (f *fork) Restore(_ context.Context, _ overlay.Capture, pack string, dir *o
 	return nil
 }
 
+// Seal makes a world of what the upper directory has.
+func (f *fork) Seal(_ context.Context, in overlay.SealInput) (overlay.World, error) {
+	files := map[string][]byte{}
+	if err := readTree(in.Upper.Name(), files); err != nil {
+		return overlay.World{}, err
+	}
+	b, err := f.w.put(files, in.Config, f.of.ID, in.Name)
+	return b.World, err
+}
+
 // Track compares the upper directory with what it was.
 func (f *fork) Track(upper *os.File, _ uint32) runner.Tracker {
 	return &tracker{dir: upper.Name(), seen: map[string]string{}}

@@ -1,0 +1,116 @@
+package overlay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+)
+
+// SealInput says what of a fork becomes a world.
+type SealInput struct {
+	// Upper is the fork's upper directory; nothing may be writing to it.
+	Upper *os.File
+	// HostID is what to subtract from owners.
+	HostID uint32
+	// Config is the new world's, whole.
+	Config Config
+	// Recipe says to people what the world was made from.
+	Recipe string
+	// Name to point at the result; optional.
+	Name string
+}
+
+// Seal makes a world of the fork's own and one layer more: what the upper directory
+// changed, times included, so that a build inside goes on where it was. Sockets, which
+// nobody listens to any more, are left out. A fork that changed nothing gives no layer. A
+// tree beyond the store's limits is a *RecipeError, and nothing is left of it.
+func (f *Fork) Seal(ctx context.Context, in SealInput) (World, error) {
+	if in.Name != "" {
+		if err := checkName(in.Name); err != nil {
+			return World{}, err
+		}
+	}
+	if err := in.Config.check(); err != nil {
+		return World{}, err
+	}
+	_, layers, release, err := f.store.pin(f.world.ID)
+	if err != nil {
+		return World{}, err
+	}
+	defer release()
+	made := sealing{
+		world: World{Recipe: in.Recipe, Created: time.Now().UTC()}, config: in.Config,
+		layers: slices.Clone(layers), stages: map[string]*staging{},
+	}
+	st, l, err := f.sealUpper(ctx, in)
+	if err != nil {
+		return World{}, err
+	}
+	if st != nil {
+		defer st.discard()
+		made.layers, made.stages[l.DiffID] = append(made.layers, l), st
+	}
+	if len(made.layers) > maxLayers {
+		return World{}, refuse("world_too_large", "", "the world has %d layers already", len(layers))
+	}
+	w, err := f.store.seal(made)
+	if err != nil {
+		return World{}, err
+	}
+	if err := f.store.point(in.Name, w.ID); err != nil {
+		return World{}, err
+	}
+	return f.store.World(ctx, w.ID)
+}
+
+// sealUpper writes the layer; nil is none.
+func (f *Fork) sealUpper(ctx context.Context, in SealInput) (*staging, layer, error) {
+	pack, err := f.store.newStage()
+	if err != nil {
+		return nil, layer{}, err
+	}
+	defer pack.discard()
+	limits := f.store.opts.Limits
+	c, err := f.Capture(ctx, CaptureInput{
+		Upper: in.Upper, HostID: in.HostID, Pack: pack.path + "/pack", MaxBytes: limits.Bytes, MaxEntries: limits.Entries,
+	})
+	if err != nil {
+		return nil, layer{}, err
+	}
+	if !c.Rescorable {
+		return nil, layer{}, refuse("world_too_large", "", "what was changed is more than the %d entries and %d bytes of a layer", limits.Entries, limits.Bytes)
+	}
+	c.Changes = slices.DeleteFunc(c.Changes, func(c Change) bool { return c.Type == typeSocket })
+	if len(c.Changes) == 0 {
+		return nil, layer{}, nil
+	}
+	st, err := f.store.newStage()
+	if err != nil {
+		return nil, layer{}, err
+	}
+	l, err := f.writeLayer(ctx, c, pack.path+"/pack", st)
+	if err != nil {
+		st.discard()
+		return nil, layer{}, err
+	}
+	return st, l, nil
+}
+
+func (f *Fork) writeLayer(ctx context.Context, c Capture, pack string, st *staging) (layer, error) {
+	dir, err := os.Open(st.path)
+	if err != nil {
+		return layer{}, fmt.Errorf("open the layer: %w", err)
+	}
+	err = errors.Join(f.Restore(ctx, c, pack, dir, 0), dir.Close())
+	if err != nil {
+		return layer{}, err
+	}
+	l, err := measure(ctx, st.fd, func(string, int64, int64) {})
+	if err != nil {
+		return layer{}, err
+	}
+	return l, st.sync()
+}
