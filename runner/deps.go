@@ -115,14 +115,14 @@ type Fork interface {
 	Capture(ctx context.Context, in overlay.CaptureInput) (overlay.Capture, error)
 	// Track watches an upper directory between calls.
 	Track(upper *os.File, hostID uint32) Tracker
-	// Restore makes a capture again as a layer directory, owners shifted by hostID.
-	Restore(ctx context.Context, c overlay.Capture, pack string, dir *os.File, hostID uint32) error
 	Sealer
 	Release()
 }
 
-// Sealer makes new worlds of what sandboxes left.
+// Sealer makes layers again of what sandboxes left.
 type Sealer interface {
+	// Restore makes a capture again as a layer directory, owners shifted by hostID.
+	Restore(ctx context.Context, c overlay.Capture, pack string, dir *os.File, hostID uint32) error
 	// Seal makes a world of the fork's and what an upper directory changed.
 	Seal(ctx context.Context, in overlay.SealInput) (overlay.World, error)
 }
