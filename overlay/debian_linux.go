@@ -65,7 +65,7 @@ func (d *debian) args() []string {
 	out := []string{
 		"--mode=root", "--variant=minbase", "--format=tar", "--quiet", "--skip=output/dev",
 		"--customize-hook=" + addAgent,
-		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*",
+		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*/*",
 	}
 	if len(d.Packages) > 0 {
 		out = append(out, "--include="+strings.Join(d.Packages, ","))
