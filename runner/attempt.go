@@ -299,6 +299,9 @@ func (r *Runner) fill(ctx context.Context, k kind, pol *policies.Policy, b box) 
 		Name: b.name, IDs: b.ids, OCI: oci,
 		Root: sandbox.Root{Upper: sandbox.Upper{Bytes: k.limits.DiskBytes, Inodes: k.limits.Inodes, OnDisk: k.limits.OnDisk()}},
 	}
+	if k.layer != "" {
+		spec.Root.Lowers = append(spec.Root.Lowers, sandbox.Lower{Path: k.layer})
+	}
 	for _, dir := range b.fork.Lowers() {
 		spec.Root.Lowers = append(spec.Root.Lowers, sandbox.Lower{Path: dir})
 	}

@@ -68,6 +68,7 @@ type Runner struct {
 	ready     readiness
 	captures  gate // of big uppers
 	stock     *stock
+	trials    trialQueue
 	names     string
 	started   atomic.Int64
 	wg        sync.WaitGroup
@@ -93,6 +94,7 @@ func New(ctx context.Context, cfg Config) (*Runner, error) {
 		cfg: cfg, ctx: own, cancel: cancel, admission: newAdmission(cfg.Host, cfg.MaxQueue),
 		leases: leases{conns: map[string]*connLease{}}, rescoring: newGate(2 * int(cfg.Host.CPUs)),
 		captures: newGate(bigCaptures), weights: weightOrder{runs: map[Key]*usedWeights{}},
+		trials: newTrialQueue(cfg.Host),
 		health: worldHealth{failed: map[worldOf]int{}},
 		names:  strings.ReplaceAll(uuid.NewString(), "-", "")[:8],
 		live:   map[Key]*attempt{}, locked: map[Key]chan struct{}{}, runs: map[Key]Run{},

@@ -44,6 +44,9 @@ const (
 type kind struct {
 	world, policy, workdir string
 	limits                 policies.Limits
+	// layer is the directory of a prepared layer on the world, "" for none. It may be gone
+	// any time nobody uses it, so nothing is kept warm on one.
+	layer string
 }
 
 // box is a sandbox, or the beginning of one, that no episode has.
@@ -117,7 +120,8 @@ func (s *stock) newBox() (box, error) {
 }
 
 func (s *stock) takeWarm(k kind, fill func(context.Context, box) (box, error)) (box, bool) {
-	if s.cfg.Warm == 0 || k.limits.OnDisk() { // its room on the disk is promised to who is there
+	// Room on the disk is promised to who is there; a layer may be gone when nobody uses it.
+	if s.cfg.Warm == 0 || k.limits.OnDisk() || k.layer != "" {
 		return box{}, false
 	}
 	s.mu.Lock()
