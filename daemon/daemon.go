@@ -25,6 +25,7 @@ import (
 	"github.com/paddock-run/paddock/api"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/judge"
 )
 
 const (
@@ -52,8 +53,11 @@ type Config struct {
 	Spool string
 	// Version is the binary's.
 	Version string
-	Host    policies.Host
-	Log     *slog.Logger
+	// Judge judges code; JudgeWorld is the world of requests that name none.
+	Judge      *judge.Judge
+	JudgeWorld string
+	Host       policies.Host
+	Log        *slog.Logger
 	// MaxConns caps open connections; 0 is DefaultMaxConns. Half as many again may come from
 	// other hosts.
 	MaxConns int

@@ -20,6 +20,7 @@ import (
 	"github.com/paddock-run/paddock/api"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/judge"
 	"github.com/paddock-run/paddock/runner/record"
 )
 
@@ -69,6 +70,7 @@ func serve(tb testing.TB, change func(*Config)) *front {
 			tb.Fatal(err)
 		}
 	}
+	cfg.Judge, cfg.JudgeWorld = judge.New(cfg.Runner, cfg.Log), world
 	s, err := New(cfg)
 	if err != nil {
 		tb.Fatal(err)

@@ -19,7 +19,7 @@ func statusOf(kind api.Kind) int {
 	switch kind {
 	case api.BadRequest, api.UnknownField:
 		return http.StatusBadRequest
-	case api.BadRecipe, api.BadArchive, api.BuildFailed, api.PrepareFailed, api.UnknownTool, api.UnknownUser:
+	case api.BadRecipe, api.BadArchive, api.BuildFailed, api.PrepareFailed, api.UnknownTool, api.UnknownUser, api.NoTool:
 		return http.StatusUnprocessableEntity
 	case api.TooLarge:
 		return http.StatusRequestEntityTooLarge
@@ -58,6 +58,7 @@ var hints = map[api.Kind]string{
 	api.CallConflict:    "a sequence number names one call for good; number the calls of an attempt 1, 2, 3, ...",
 	api.EpisodeEnded:    `start a new attempt with attempt "next", or another episode`,
 	api.WorldUnhealthy:  "mend the world's set-up and build it anew with `paddock world build`; to build or import the same world again lifts it too",
+	api.NoTool:          "build a world with those packages: `paddock world build --debian bookworm --packages python3,g++ --name judge`",
 	api.BuildFailed:     "the detail ends in the tool's last words: correct the suite or the packages, or build again when the mirror answers",
 	api.OverCapacity:    "ask again after retry_after seconds",
 	api.Draining:        "the daemon is stopping; ask again when it is back",

@@ -17,7 +17,7 @@ const (
 // routes is the one table of what the daemon serves.
 func routes() []route {
 	var all []route
-	for _, part := range [][]route{metaRoutes(), worldRoutes(), runRoutes(), episodeRoutes(), endRoutes(), recordRoutes(), scoreRoutes(), batchRoutes()} {
+	for _, part := range [][]route{metaRoutes(), worldRoutes(), runRoutes(), episodeRoutes(), endRoutes(), recordRoutes(), scoreRoutes(), batchRoutes(), judgeRoutes()} {
 		all = append(all, part...)
 	}
 	return all
@@ -162,5 +162,14 @@ func batchRoutes() []route {
 			missing, may(api.WrongState, api.EpisodeDeleted, api.Fenced)),
 		typed("POST", batchPath+"/scores", "scoreBatch", "Score every end state of a batch with other graders; runs no agent", (*Server).scoreBatch,
 			missing, may(api.UnknownGrader, api.NotRescorable, api.WrongState, api.OverCapacity, api.InUse)),
+	}
+}
+
+func judgeRoutes() []route {
+	return []route{
+		raw("POST", "/v1/judge", "judge", "Judge code by test cases; with Accept: application/x-ndjson cases come as they end, the result last", (*Server).judge,
+			body(callBody), takes(reflect.TypeFor[api.JudgeSpec](), api.MediaJSON), gives(reflect.TypeFor[api.JudgeResult](), api.MediaJSON, api.MediaStream),
+			may(api.UnknownWorld, api.NoTool, api.OverCapacity, api.Corrupt)),
+		typed("GET", "/v1/languages", "listLanguages", "List the languages that the judge knows", (*Server).listLanguages, draining),
 	}
 }

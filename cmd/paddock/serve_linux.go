@@ -34,6 +34,7 @@ type serveOptions struct {
 	faults                    string
 	logLevel, logFormat       string
 	maxConns                  int
+	judgeWorld                string
 	drain                     time.Duration
 	stock                     runner.Stock
 	disk                      diskOptions
@@ -72,6 +73,7 @@ func serveCommand(c *cli) *cobra.Command {
 	f.StringVar(&o.disk.kind, "disk", "auto", "what holds the files of episodes with large disk limits: auto, tmpfs (memory), project (quotas of an XFS or ext4\nmounted with prjquota), loop (an image each), btrfs, none; auto is the first of project, btrfs, loop that works here")
 	f.StringVar(&o.disk.above, "disk-above", "", "keep disk limits up to this in memory; by default a quarter of the host's memory with auto, else 0")
 	f.BoolVar(&o.disk.unlimited, "i-want-no-disk-limits", false, "must go with --disk none, which lets any episode fill the store's disk")
+	f.StringVar(&o.judgeWorld, "judge-world", "judge", "world of judgements that name none")
 	f.DurationVar(&o.drain, "drain-timeout", 30*time.Second, "how long live episodes may take to end after a signal")
 	return cmd
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/paddock-run/paddock/daemon"
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/judge"
 	"github.com/paddock-run/paddock/runner/record"
 	"github.com/paddock-run/paddock/sandbox"
 	"github.com/paddock-run/paddock/sandbox/disk"
@@ -85,7 +86,10 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 	if err != nil {
 		return nil, errors.Join(err, r.Close(ctx))
 	}
+	judges := judge.New(r, log)
+	closers = append(closers, func() error { judges.Close(); return nil })
 	server, err := o.listen(ctx, daemon.Config{
+		Judge: judges, JudgeWorld: o.judgeWorld,
 		Runner: r, Policies: set, Launcher: launcher, Sockets: sockets, Spool: filepath.Join(o.root, "tmp"), Version: version,
 		Socket: daemon.SocketOptions{Path: o.socket, Group: o.socketGroup}, Tenants: tenants, Remote: o.remote, Host: host, Log: log, MaxConns: o.maxConns,
 	})
