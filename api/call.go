@@ -37,6 +37,12 @@ type CallSpec struct {
 	Max     Size   `json:"max,omitempty"`
 }
 
+// CancelCall names a numbered call that nobody waits for.
+type CancelCall struct {
+	Attempt int   `json:"attempt,omitempty" doc:"unset is the live one"`
+	Seq     int64 `json:"seq" doc:"the call's; it is not used again, also where the call comes after this"`
+}
+
 // PTY asks for a terminal.
 type PTY struct {
 	Rows uint16 `json:"rows"`

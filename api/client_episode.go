@@ -113,6 +113,13 @@ func (c *Client) Abort(ctx context.Context, k Key, reason string) (Episode, erro
 	return post[Episode](ctx, c, k.path()+"/abort", Reason{Reason: reason})
 }
 
+// CancelCall ends a numbered call that nobody waits for, whose connection alone does not
+// end it; one that was answered stays as it is.
+func (c *Client) CancelCall(ctx context.Context, k Key, call CancelCall) error {
+	_, err := post[struct{}](ctx, c, k.path()+"/calls/cancel", call)
+	return err
+}
+
 // Call makes one tool call. How the program ended is in the result; an error means that
 // there is none.
 func (c *Client) Call(ctx context.Context, k Key, spec CallSpec) (CallResult, error) {

@@ -40,6 +40,7 @@ const (
 	Fenced            Kind = "fenced"
 	SpecConflict      Kind = "spec_conflict" // Pointers say what differs
 	CallConflict      Kind = "call_conflict"
+	CallCancelled     Kind = "call_cancelled" // its client no longer waits for it
 	Superseded        Kind = "superseded"
 	AttemptsExhausted Kind = "attempts_exhausted"
 	EpisodeEnded      Kind = "episode_ended" // Outcome says how

@@ -207,6 +207,50 @@ func TestCallIsIdempotentByItsNumber(t *testing.T) {
 	wantKind(t, err, api.CallConflict)
 }
 
+// X-A07, exec: a numbered call outlives its connection, so its client ends it by its number.
+func TestCancelledCallIsKilled(t *testing.T) {
+	t.Parallel()
+	f := serveEpisodes(t)
+	k := f.create(t, "e")
+	long := sh("echo begun > /tmp/begun; sleep 600")
+	long.Seq = 1
+	ended := make(chan api.CallResult, 1)
+	go func() {
+		r, err := f.client.Call(t.Context(), k, long)
+		if err != nil {
+			t.Error(err)
+		}
+		ended <- r
+	}()
+	for f.mustCall(t, k, api.CallSpec{Tool: "stat", Path: "/tmp/begun", Parallel: true}).Fault != nil {
+	}
+	for _, seq := range []int64{1, 900} { // one that runs, one that comes later
+		if err := f.client.CancelCall(t.Context(), k, api.CancelCall{Seq: seq}); err != nil {
+			t.Fatalf("cancel call %d: %v", seq, err)
+		}
+	}
+	if r := <-ended; r.Signal != 9 {
+		t.Errorf("the cancelled call = %+v, want it killed", r)
+	}
+	late := sh("echo late > /tmp/late")
+	late.Seq = 900
+	_, err := f.client.Call(t.Context(), k, late)
+	wantKind(t, err, api.CallCancelled)
+	done := sh("ls /tmp; pgrep sleep")
+	done.Seq = 2000
+	first := f.mustCall(t, k, done)
+	if first.Stdout != "begun\n" {
+		t.Errorf("after the cancelled calls: %q, want neither the late file nor sleep", first.Stdout)
+	}
+	if err := f.client.CancelCall(t.Context(), k, api.CancelCall{Seq: 2000}); err != nil {
+		t.Errorf("cancel an answered call: %v", err)
+	}
+	if again := f.mustCall(t, k, done); !again.Kept || again.Stdout != first.Stdout {
+		t.Errorf("an answered call after its cancel = %+v, want the kept answer", again)
+	}
+	wantKind(t, f.client.CancelCall(t.Context(), k, api.CancelCall{}), api.BadRequest)
+}
+
 func TestLaterDriverFencesTheEarlier(t *testing.T) {
 	t.Parallel()
 	f := serveEpisodes(t)

@@ -182,6 +182,18 @@ func (s *Server) call(q *request) error {
 	return s.streamCall(ctx, q, k, spec, stdin)
 }
 
+func (s *Server) cancelCall(q *request, in api.CancelCall) (empty, error) {
+	k, err := q.key()
+	if err != nil {
+		return empty{}, err
+	}
+	generation, err := q.generation()
+	if err != nil {
+		return empty{}, err
+	}
+	return empty{}, s.run.CancelCall(q.Context(), k, in.Attempt, in.Seq, generation)
+}
+
 // streamCall sends output as it comes. The head goes out with the first of it, so that a
 // refused call still is an answer with a status.
 func (s *Server) streamCall(ctx context.Context, q *request, k runner.Key, spec runner.CallSpec, stdin io.Reader) error {

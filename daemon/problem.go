@@ -35,7 +35,7 @@ func statusOf(kind api.Kind) int {
 		return http.StatusForbidden
 	case api.EpisodeDeleted:
 		return http.StatusGone
-	case api.RunExists, api.Fenced, api.SpecConflict, api.CallConflict, api.Superseded, api.AttemptsExhausted,
+	case api.RunExists, api.Fenced, api.SpecConflict, api.CallConflict, api.CallCancelled, api.Superseded, api.AttemptsExhausted,
 		api.EpisodeEnded, api.NotRescorable, api.WrongState, api.InUse, api.WorldUnhealthy:
 		return http.StatusConflict
 	case api.OverCapacity:

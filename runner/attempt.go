@@ -62,11 +62,12 @@ type attempt struct {
 	lease    lease
 	endAsked *End
 	// answer and payload are what finish gave.
-	answer  json.RawMessage
-	payload []byte
-	calls   map[int64]*callEntry
-	ledger  ledger
-	nextSeq int64
+	answer    json.RawMessage
+	payload   []byte
+	calls     map[int64]*callEntry
+	calledOff map[int64]struct{} // numbers whose calls were cancelled before they came
+	ledger    ledger
+	nextSeq   int64
 	// messages were said to the program, the first as call firstMessage.
 	messages     int64
 	firstMessage int64
@@ -84,6 +85,7 @@ type command struct {
 
 type callEntry struct {
 	body   [sha256.Size]byte
+	cancel context.CancelCauseFunc
 	done   chan struct{}
 	offset int64
 	err    error
@@ -100,7 +102,7 @@ func (r *Runner) newAttempt(key Key, n int, plan Plan, world overlay.World, pol 
 		commands: make(chan command), leaseMoved: make(chan struct{}, 1),
 		agent: newClock(seconds(plan.Budgets.AgentS)), wall: newClock(seconds(plan.Budgets.WallS)), paused: newClock(0),
 		serial: make(chan struct{}, 1), writing: make(chan struct{}, 1), breakAt: r.faultMoment(key, n),
-		calls: map[int64]*callEntry{}, ledger: newLedger(), inflight: map[*inflightCall]struct{}{}, idle: idle,
+		calls: map[int64]*callEntry{}, calledOff: map[int64]struct{}{}, ledger: newLedger(), inflight: map[*inflightCall]struct{}{}, idle: idle,
 		sessions: map[string]*session{}, users: map[string]resolved{},
 	}
 	a.workdir = world.Config.WorkingDir

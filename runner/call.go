@@ -24,6 +24,8 @@ const (
 	maxInline  = 64 << 10
 	maxChanges = 256
 	maxCalls   = 1 << 20
+	// maxCallSeq is the largest number that JSON carries everywhere.
+	maxCallSeq = 1<<53 - 1
 	maxArgv    = 4096
 	maxArgText = 2 << 20
 )
@@ -204,7 +206,9 @@ func (a *attempt) call(ctx context.Context, c *callState) (CallResult, error) {
 	if err != nil {
 		return CallResult{}, badField("args", "%v", err)
 	}
-	entry, first, err := a.enterCall(c, body)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	entry, first, err := a.enterCall(c, body, cancel)
 	if err != nil {
 		return CallResult{}, err
 	}
@@ -222,6 +226,51 @@ func (a *attempt) call(ctx context.Context, c *callState) (CallResult, error) {
 	return res, err
 }
 
+// CancelCall ends a numbered call that its client no longer waits for, and returns when it
+// is over: its program is killed, and the record says so. Where the call comes later than
+// this, it is refused. One that has been answered stays as it is.
+func (r *Runner) CancelCall(ctx context.Context, key Key, attempt int, seq, generation int64) error {
+	if err := r.fence(ctx, key, generation); err != nil {
+		return err
+	}
+	if seq <= 0 || seq > maxCallSeq {
+		return badField("seq", "%d is not in 1 to %d", seq, int64(maxCallSeq))
+	}
+	a, err := r.liveAttempt(ctx, key, attempt)
+	if err != nil {
+		return err
+	}
+	e, err := a.callOff(seq)
+	if err != nil || e == nil {
+		return err
+	}
+	select {
+	case <-e.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// callOff cancels the call of a number, which is returned, or refuses the one that comes.
+func (a *attempt) callOff(seq int64) (*callEntry, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if e := a.calls[seq]; e != nil {
+		e.cancel(callCancelled(seq))
+		return e, nil
+	}
+	if len(a.calledOff) >= maxCalls {
+		return nil, &Error{Kind: KindTooLarge, Detail: fmt.Sprintf("an attempt has at most %d calls", maxCalls)}
+	}
+	a.calledOff[seq] = struct{}{}
+	return nil, nil
+}
+
+func callCancelled(seq int64) error {
+	return &Error{Kind: KindCallCancelled, Field: "seq", Detail: fmt.Sprintf("call %d was cancelled", seq)}
+}
+
 // callBody identifies what was asked, for the check of a repeated number.
 func callBody(s *CallSpec) ([sha256.Size]byte, error) {
 	c := *s
@@ -230,9 +279,12 @@ func callBody(s *CallSpec) ([sha256.Size]byte, error) {
 	return sha256.Sum256(b), err
 }
 
-func (a *attempt) enterCall(c *callState, body [sha256.Size]byte) (e *callEntry, first bool, err error) {
+func (a *attempt) enterCall(c *callState, body [sha256.Size]byte, cancel context.CancelCauseFunc) (e *callEntry, first bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if _, off := a.calledOff[c.spec.Seq]; off {
+		return nil, false, callCancelled(c.spec.Seq)
+	}
 	if e, ok := a.calls[c.spec.Seq]; ok && c.spec.Seq > 0 {
 		if e.body != body {
 			return nil, false, &Error{Kind: KindCallConflict, Field: "seq", Detail: fmt.Sprintf("call %d was another one", c.spec.Seq)}
@@ -249,7 +301,7 @@ func (a *attempt) enterCall(c *callState, body [sha256.Size]byte) (e *callEntry,
 		c.spec.Seq = a.nextSeq + 1
 	}
 	a.nextSeq = max(a.nextSeq, c.spec.Seq)
-	e = &callEntry{body: body, done: make(chan struct{})}
+	e = &callEntry{body: body, cancel: cancel, done: make(chan struct{})}
 	a.calls[c.spec.Seq] = e
 	return e, true, nil
 }

@@ -17,6 +17,7 @@ const (
 	KindAttemptsExhausted = "attempts_exhausted"
 	KindSuperseded        = "superseded"
 	KindCallConflict      = "call_conflict"
+	KindCallCancelled     = "call_cancelled"
 	KindEpisodeEnded      = "episode_ended"
 	KindNotLive           = "not_live"
 	KindOverCapacity      = "over_capacity"
