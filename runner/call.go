@@ -227,8 +227,8 @@ func (a *attempt) call(ctx context.Context, c *callState) (CallResult, error) {
 }
 
 // CancelCall ends a numbered call that its client no longer waits for, and returns when it
-// is over: its program is killed, and the record says so. Where the call comes later than
-// this, it is refused. One that has been answered stays as it is.
+// is over: its program is killed, and the record says so unless it had just been started.
+// Where the call comes later than this, it is refused. One that has been answered stays as it is.
 func (r *Runner) CancelCall(ctx context.Context, key Key, attempt int, seq, generation int64) error {
 	if err := r.fence(ctx, key, generation); err != nil {
 		return err

@@ -17,6 +17,8 @@ import pytest
 import paddock
 
 REPO = Path(__file__).resolve().parents[3]
+BINARY = os.environ.get("PADDOCK_BIN", str(REPO / "bin" / "paddock"))
+SOURCES = str(REPO / "clients" / "python" / "src")
 
 
 class Daemon:
@@ -32,11 +34,10 @@ class Daemon:
         self.start(*flags)
 
     def start(self, *flags: str) -> None:
-        binary = os.environ.get("PADDOCK_BIN", str(REPO / "bin" / "paddock"))
         with open(self.dir / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [
-                    binary,
+                    BINARY,
                     "serve",
                     "--root",
                     str(self.dir / "store"),
@@ -86,6 +87,20 @@ def daemon() -> Iterator[Daemon]:
     d = Daemon()
     yield d
     d.close()
+
+
+@pytest.fixture(scope="session")
+def daemon_socket(world: paddock.World, daemon: Daemon) -> str:
+    """The socket of a daemon that has the world box."""
+    return daemon.socket
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A directory with a name short enough for a socket in it."""
+    path = Path(tempfile.mkdtemp(prefix="py.", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import paddock
-from paddock._lease import lease_id
+from paddock._blocking import done
 
 
 def test_exec_gives_text_bytes_and_the_exit_code(ep: paddock.Episode) -> None:
@@ -228,14 +228,14 @@ def test_a_handle_can_be_pickled(ep: paddock.Episode) -> None:
 
 def test_the_lease_is_the_processs_and_a_fork_has_its_own(ep: paddock.Episode) -> None:
     assert ep.refresh().lease.kind == "connection"
-    mine = lease_id(ep._scope._transport)
-    assert lease_id(ep._scope._transport) == mine
+    mine = done(ep._core._scope.transport.lease())
+    assert done(ep._core._scope.transport.lease()) == mine
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         text = "failed"
         try:
-            text = lease_id(ep._scope._transport) + " " + ep.exec("echo child").stdout
+            text = done(ep._core._scope.transport.lease()) + " " + ep.exec("echo child").stdout
         finally:
             os.write(write, text.encode())
             os._exit(0)
@@ -245,7 +245,7 @@ def test_the_lease_is_the_processs_and_a_fork_has_its_own(ep: paddock.Episode) -
     os.waitpid(pid, 0)
     assert said == "child"
     assert theirs != mine
-    assert lease_id(ep._scope._transport) == mine
+    assert done(ep._core._scope.transport.lease()) == mine
     assert ep.exec("true").ok
 
 

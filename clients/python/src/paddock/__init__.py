@@ -11,9 +11,6 @@
 ``paddock.aio`` is the same for asyncio.
 """
 
-from ._batch import Batch
-from ._client import Client, Run, Worlds, connect, run
-from ._episode import CallStream, Episode, Session
 from ._errors import (
     BadRequest,
     CallConflict,
@@ -26,6 +23,9 @@ from ._errors import (
     Superseded,
     Unavailable,
 )
+from ._function import WorldCall, WorldFunction, world
+from ._local import Local, local
+from ._sync import Batch, CallStream, Client, Episode, Run, Session, Worlds, connect, run
 from ._types import (
     Agent,
     Attempt,
@@ -64,6 +64,7 @@ from ._types import (
     WorldConfig,
     advantages,
 )
+from ._worlds import Recipe
 
 __all__ = [
     "Agent",
@@ -99,12 +100,14 @@ __all__ = [
     "Group",
     "LeaseState",
     "LimitHit",
+    "Local",
     "NotFound",
     "PaddockError",
     "PayloadSummary",
     "PlatformError",
     "Policy",
     "Progress",
+    "Recipe",
     "Run",
     "RunInfo",
     "Score",
@@ -116,9 +119,13 @@ __all__ = [
     "Usage",
     "Version",
     "World",
+    "WorldCall",
     "WorldConfig",
+    "WorldFunction",
     "Worlds",
     "advantages",
     "connect",
+    "local",
     "run",
+    "world",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from ._http import STREAM, segment
@@ -29,7 +29,7 @@ class Batch:
     def id(self) -> str:
         return self.info.id
 
-    def results(self, *, after: int = 0, follow: bool = True) -> Iterator[BatchResult]:
+    async def results(self, *, after: int = 0, follow: bool = True) -> AsyncGenerator[BatchResult, None]:
         """Results as they complete, after a seq; with follow until the batch is done.
 
         After Unavailable go on after the last seq: a result may come again, none is lost.
@@ -37,42 +37,42 @@ class Batch:
         query: dict[str, Any] = {"after": after}
         if follow:
             query["follow"] = "true"
-        response = self._scope.request("GET", f"{self._path}/results", query=query, accept=STREAM)
-        for line in response.lines():
+        response = await self._scope.request("GET", f"{self._path}/results", query=query, accept=STREAM)
+        async for line in response.lines():
             yield decode(BatchResult, line)
 
-    def wait(self) -> BatchInfo:
+    async def wait(self) -> BatchInfo:
         """Wait until the batch is done, and look at it."""
-        for _ in self.results(after=self.info.seq):
+        async for _ in self.results(after=self.info.seq):
             pass
-        return self.refresh()
+        return await self.refresh()
 
-    def groups(self) -> tuple[Group, ...]:
+    async def groups(self) -> tuple[Group, ...]:
         """The groups as they are now; mean, deviation and advantages over valid members only."""
-        return self.refresh().groups
+        return (await self.refresh()).groups
 
-    def refresh(self) -> BatchInfo:
-        self.info = decode(BatchInfo, self._scope.request("GET", self._path).json())
+    async def refresh(self) -> BatchInfo:
+        self.info = decode(BatchInfo, await self._scope.json("GET", self._path))
         return self.info
 
-    def resume(self) -> BatchInfo:
+    async def resume(self) -> BatchInfo:
         """Go on with a batch that was interrupted or cancelled."""
-        return self._update("/resume")
+        return await self._update("/resume")
 
-    def cancel(self, reason: str = "") -> BatchInfo:
+    async def cancel(self, reason: str = "") -> BatchInfo:
         """Cancel what has not ended."""
-        return self._update("/cancel", {"reason": reason})
+        return await self._update("/cancel", {"reason": reason})
 
-    def rescore(self, *graders: GraderRef) -> Batch:
+    async def rescore(self, *graders: GraderRef) -> Batch:
         """Score every end state with other graders, as a new batch; no agent runs."""
         body = {"graders": graders_wire(graders)}
-        answer = self._scope.request("POST", f"{self._path}/scores", json_body=body).json()
+        answer = await self._scope.json("POST", f"{self._path}/scores", json_body=body)
         return Batch(self._scope, decode(BatchInfo, answer))
 
     @property
     def _path(self) -> str:
         return f"/v1/batches/{segment(self.id)}"
 
-    def _update(self, path: str, body: Any = None) -> BatchInfo:
-        self.info = decode(BatchInfo, self._scope.request("POST", self._path + path, json_body=body).json())
+    async def _update(self, path: str, body: Any = None) -> BatchInfo:
+        self.info = decode(BatchInfo, await self._scope.json("POST", self._path + path, json_body=body))
         return self.info

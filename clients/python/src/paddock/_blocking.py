@@ -1,74 +1,50 @@
-"""HTTP over the daemon's unix socket.
-
-No read timeout and no bound on connections: deadlines are the daemon's. Connections are
-kept for reuse and belong to one process; after a fork the child opens its own.
-"""
+"""The transport of the synchronous face. Its coroutines never suspend."""
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import errno
-import grp
 import http.client
 import json
 import os
-import random
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from typing import IO, Any
-from urllib.parse import quote, urlencode
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from typing import Any, TypeVar
 
-from ._errors import PaddockError, Unavailable, from_problem
+from . import _http
+from ._errors import PaddockError, Unavailable
+from ._http import BLOCK, STREAM, Body, Explained
 
-DEFAULT_SOCKET = "/run/paddock/paddock.sock"
-SOCKET_ENV = "PADDOCK_SOCKET"
-JSON = "application/json"
-STREAM = "application/x-ndjson"
-BYTES = "application/octet-stream"
-TAR = "application/x-tar"
-
-Body = bytes | IO[bytes] | None
+R = TypeVar("R")
 
 
-def socket_path(path: str | os.PathLike[str] | None = None) -> str:
-    """Where the daemon is: the argument, else PADDOCK_SOCKET, else the default."""
-    return os.fspath(path) if path else os.environ.get(SOCKET_ENV) or DEFAULT_SOCKET
+def done(work: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine over a blocking transport: it ends in one step."""
+    try:
+        work.send(None)
+    except StopIteration as e:
+        result: R = e.value
+        return result
+    work.close()
+    raise RuntimeError("a coroutine over a blocking transport was suspended")
 
 
-def segment(text: str) -> str:
-    """Escape one segment of a path."""
-    return quote(text, safe="")
+def each(items: AsyncGenerator[R, None]) -> Iterator[R]:
+    """The same of a generator."""
 
+    async def one() -> R:
+        return await items.__anext__()
 
-class Abort:
-    """Breaks off the requests of one thread of work from another thread."""
-
-    def __init__(self) -> None:
-        self._mu = threading.Lock()
-        self._sock: socket.socket | None = None
-        self.done = threading.Event()
-
-    def hold(self, sock: socket.socket | None) -> None:
-        with self._mu:
-            self._sock = sock
-            if sock is not None and self.done.is_set():
-                _shutdown(sock)
-
-    def abort(self) -> None:
-        with self._mu:
-            self.done.set()
-            if self._sock is not None:
-                _shutdown(self._sock)
-
-
-def _shutdown(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # closed already
-        sock.shutdown(socket.SHUT_RDWR)
-
-
-current_abort: contextvars.ContextVar[Abort | None] = contextvars.ContextVar("paddock_abort", default=None)
+    try:
+        while True:
+            try:
+                item = done(one())
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        done(items.aclose())
 
 
 class Connection(http.client.HTTPConnection):
@@ -101,74 +77,44 @@ class Connection(http.client.HTTPConnection):
         return True
 
 
-class Response:
-    """An answer that is a success. Read it whole or close it."""
-
+class Response(_http.Response):
     def __init__(self, transport: Transport, conn: Connection, raw: http.client.HTTPResponse) -> None:
         self._transport, self._conn, self._raw = transport, conn, raw
-        self.status = raw.status
         self.media = (raw.getheader("Content-Type") or "").partition(";")[0].strip()
 
-    def read(self) -> bytes:
-        try:
-            with self._transport.explained():
-                body = self._raw.read()
-        except BaseException:
-            self.close()
-            raise
+    async def block(self) -> bytes:
+        with self._broken_off():
+            b = self._raw.read1(BLOCK)
+            # read1 does not say that a body of known length was cut off.
+            if not b and self._raw.length:
+                raise http.client.IncompleteRead(b"", self._raw.length)
+        if not b:
+            self._release()
+        return b
+
+    async def read(self) -> bytes:
+        with self._broken_off():
+            body = self._raw.read()
         self._release()
         return body
 
-    def json(self) -> Any:
-        body = self.read()
+    @contextlib.contextmanager
+    def _broken_off(self) -> Iterator[None]:
         try:
-            return json.loads(body) if body else None
-        except ValueError as e:
-            raise Unavailable("connection_lost", f"the answer is no JSON: {e}") from e
-
-    def lines(self) -> Iterator[Any]:
-        """The JSON values of a stream, as they come."""
-        try:
-            while True:
-                with self._transport.explained():
-                    line = self._raw.readline()
-                if not line:
-                    break
-                if not line.strip():
-                    continue  # the daemon's sign of life
-                if not line.endswith(b"\n"):
-                    raise Unavailable("connection_lost", "the stream broke off in the middle of a line")
-                yield json.loads(line)
+            with Explained():
+                yield
         except BaseException:
             self.close()
             raise
-        self._release()
 
     def first_line(self) -> Any:
         """The first value of a stream that is then held open."""
-        try:
-            with self._transport.explained():
-                line = self._raw.readline()
-            return json.loads(line)
-        except ValueError as e:
-            self.close()
-            raise Unavailable("connection_lost", "the stream ended before it began") from e
-        except BaseException:
-            self.close()
-            raise
-
-    def copy(self, to: IO[bytes]) -> None:
-        try:
-            while True:
-                with self._transport.explained():
-                    block = self._raw.read(1 << 18)
-                if not block:
-                    break
-                to.write(block)
-        except BaseException:
-            self.close()
-            raise
-        self._release()
+        with self._broken_off():
+            line = self._raw.readline()
+            try:
+                return json.loads(line)
+            except ValueError as e:
+                raise Unavailable("connection_lost", "the stream ended before it began") from e
 
     def alive(self) -> bool:
         """Whether the other side still holds the connection of a stream open."""
@@ -183,38 +129,18 @@ class Response:
             return False
 
     def close(self) -> None:
-        """Break the connection off: what the daemon does for it may end."""
-        self._transport.letgo()
         self._raw.close()
         self._conn.close()
 
     def _release(self) -> None:
-        self._transport.letgo()
-        self._raw.close()  # readline leaves a body of known length open at its end
+        self._raw.close()
         if self._raw.will_close:
             self._conn.close()
         else:
             self._transport.put(self._conn)
 
 
-class _Explained:
-    """Makes errors of the connection Unavailable."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, e: BaseException | None, trace: object) -> None:
-        if isinstance(e, (OSError, http.client.HTTPException)):
-            raise Unavailable(
-                "connection_lost",
-                f"the connection to the daemon broke off: {e or type(e).__name__}",
-                hint="Ask again under the same id: what was done is not done twice.",
-            ) from e
-
-
-class Transport:
-    """Requests to one socket, with a pool of idle connections."""
-
+class Transport(_http.Transport):
     def __init__(self, path: str) -> None:
         self.path = path
         self._mu = threading.Lock()
@@ -226,13 +152,8 @@ class Transport:
         with _all_mu:
             return _all.setdefault(path, Transport(path))
 
-    def explained(self) -> _Explained:
-        return _Explained()
-
-    def letgo(self) -> None:
-        abort = current_abort.get()
-        if abort is not None:
-            abort.hold(None)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Transport.at, (self.path,)
 
     def put(self, conn: Connection) -> None:
         with self._mu:
@@ -249,6 +170,21 @@ class Transport:
         self._mu = threading.Lock()
         self.close()
 
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 # never in an event loop
+
+    async def apart(self, work: Callable[[], R]) -> R:
+        return work()
+
+    def last_word(self, method: str, url: str, body: Mapping[str, Any], head: Mapping[str, str]) -> None:
+        with contextlib.suppress(PaddockError):
+            done(self.request(method, url, json_body=body, headers=head)).close()
+
+    async def lease(self) -> str:
+        from ._lease import lease_id
+
+        return lease_id(self)
+
     def _take(self) -> Connection:
         while True:
             with self._mu:
@@ -262,48 +198,13 @@ class Transport:
         try:
             conn.connect()
         except OSError as e:
-            raise _explain_connect(self.path, e) from e
+            raise _http.explain_connect(self.path, e) from e
         return conn
 
-    def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, Any] | None = None,
-        json_body: Any = None,
-        body: Body = None,
-        media: str = "",
-        headers: Mapping[str, str] | None = None,
-        accept: str = "",
-    ) -> Response:
-        """Send a request and return an answer that is a success; others raise.
-
-        Where the host is full it waits: 429 is for clients that cannot.
-        """
-        head = dict(headers or {})
-        if json_body is not None:
-            body, media = dumps(json_body).encode(), JSON
-        if media:
-            head["Content-Type"] = media
-        if accept:
-            head["Accept"] = accept
-        url = path + ("?" + urlencode(query) if query else "")
-        while True:
-            try:
-                return self._once(method, url, body, head)
-            except Unavailable as e:
-                if e.kind != "over_capacity" or not (body is None or isinstance(body, bytes)):
-                    raise
-                sleep(min(max(e.retry_after, 0.05), 30.0) * random.uniform(0.75, 1.25))
-
-    def _once(self, method: str, url: str, body: Body, head: dict[str, str]) -> Response:
+    async def once(self, method: str, url: str, body: Body, head: Mapping[str, str]) -> Response:
         conn = self._take()
-        abort = current_abort.get()
-        if abort is not None:
-            abort.hold(conn.open_socket())
         try:
-            with self.explained():
+            with Explained():
                 # Broken where it was refused before all of the body was read: the answer says why.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     conn.request(method, url, body=body, headers=head)
@@ -311,85 +212,15 @@ class Transport:
             response = Response(self, conn, raw)
             if 200 <= raw.status < 300:
                 return response
-            text = response.read()
+            text = await response.read()
         except BaseException:
-            self.letgo()
             conn.close()
             raise
-        raise _problem(raw.status, text)
+        raise _http.problem(raw.status, text)
 
-    def json(self, method: str, path: str, **options: Any) -> Any:
-        return self.request(method, path, **options).json()
-
-
-def dumps(value: Any) -> str:
-    """JSON in ASCII, so that it may travel in a header."""
-    try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
-    except ValueError as e:
-        raise from_problem({"kind": "bad_request", "detail": f"not JSON: {e}"}) from e
-
-
-def _problem(status: int, text: bytes) -> PaddockError:
-    try:
-        problem = json.loads(text)
-    except ValueError:
-        problem = None
-    if not isinstance(problem, dict) or "kind" not in problem:
-        return Unavailable(
-            "version", f"status {status} without a problem document: is it paddock that listens there?"
-        )
-    return from_problem(problem, status)
-
-
-def sleep(seconds: float) -> None:
-    """Sleep, unless the work is aborted meanwhile."""
-    abort = current_abort.get() or Abort()
-    if abort.done.wait(seconds):
-        raise Unavailable("connection_lost", "cancelled")
-
-
-def _explain_connect(path: str, e: OSError) -> Unavailable:
-    if e.errno == errno.ENOENT:
-        return Unavailable(
-            "unavailable",
-            f"there is no socket {path}",
-            hint=f"Start the daemon with `paddock serve`, or name its socket by argument or {SOCKET_ENV}.",
-        )
-    if e.errno == errno.ECONNREFUSED:
-        return Unavailable(
-            "unavailable",
-            f"nobody listens on {path}",
-            hint="The daemon is not running; start it with `paddock serve`.",
-        )
-    if e.errno in (errno.EACCES, errno.EPERM):
-        detail, hint = _explain_denied(path)
-        return Unavailable("permission_denied", detail, hint=hint)
-    return Unavailable("unavailable", f"socket {path}: {e.strerror or e}")
-
-
-def _explain_denied(path: str) -> tuple[str, str]:
-    detail = f"uid {os.getuid()} may not connect to {path}"
-    try:
-        gid = os.stat(path).st_gid
-    except OSError:
-        return (
-            f"{detail}: its directory is closed to this user",
-            "Run as root, or as a user who may enter the directory.",
-        )
-    if gid == 0:
-        return (
-            f"{detail}: only root may",
-            "Run as root, or start the daemon with --socket-group GROUP and join that group.",
-        )
-    try:
-        group = grp.getgrgid(gid).gr_name
-    except KeyError:
-        group = str(gid)
-    return (
-        f"{detail}: only root and members of group {group} may",
-        f"Join it with `usermod -aG {group} USER` and log in again, or run as root.",
-    )
+    def open_stream(self, method: str, path: str) -> Response:
+        """A stream that is then held open."""
+        return done(self.once(method, path, None, {"Accept": STREAM}))
 
 
 _all_mu = threading.Lock()

@@ -1,71 +1,114 @@
-"""The client, its runs and its worlds."""
+"""The client and its runs, as coroutines over a transport. The synchronous face is in _sync."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import tarfile
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from . import _lease
 from ._batch import Batch
 from ._episode import Episode
 from ._errors import BadRequest, Unavailable, from_problem
-from ._http import JSON, STREAM, TAR, Response, Transport, dumps, segment, socket_path
+from ._graders import GraderFiles, PendingGrader, grader_body, kept
+from ._http import JSON, Response, Transport, segment
 from ._types import (
     BatchInfo,
-    Built,
     Capacity,
     EpisodeInfo,
     EpisodeSpec,
-    Grader,
     GraderRef,
     Policy,
-    Progress,
     RunInfo,
     Tool,
     Version,
-    World,
-    WorldConfig,
     WorldRef,
-    config_wire,
     decode,
-    world_ref,
 )
+from ._worlds import Worlds
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 API = "v1"
 DEFAULT_RUN = "default"
 
 
+class RunDefaults(TypedDict, total=False):
+    """What a run's episodes are unless they say otherwise. Mappings are merged."""
+
+    policy: str
+    env: Mapping[str, str]
+    limits: Mapping[str, Any]
+    requests: Mapping[str, Any]
+    budgets: Mapping[str, float]
+    leftovers: str
+    tools: Sequence[Tool]
+    retry_seed: str
+    labels: Mapping[str, str]
+    retries: int
+    priority: int
+    on_conflict: str
+
+
+def check_defaults(defaults: Mapping[str, Any]) -> None:
+    for name in defaults:
+        if name not in RunDefaults.__annotations__:
+            raise BadRequest(
+                "unknown_field",
+                f"{name} is no default of a run",
+                field=f"/{name}",
+                hint=f"There are {', '.join(RunDefaults.__annotations__)}.",
+            )
+
+
 class Scope:
     """What a client and a run have in common: a name space of episode ids."""
 
-    def __init__(self, path: str, run: str = DEFAULT_RUN, generation: int = 0) -> None:
-        self._transport = Transport.at(path)
+    def __init__(
+        self,
+        transport: Transport,
+        run: str = DEFAULT_RUN,
+        generation: int = 0,
+        seed: int = 0,
+        defaults: RunDefaults | None = None,
+    ) -> None:
+        self.transport = transport
         self._run = run
         self._generation = generation
+        self.seed = seed
+        self.defaults = defaults or RunDefaults()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._transport.path, self._run, self._generation)
+        return type(self), (self.transport, self._run, self._generation, self.seed, self.defaults)
 
     @property
     def socket(self) -> str:
-        return self._transport.path
+        return self.transport.path
 
-    def request(self, method: str, path: str, **options: Any) -> Response:
+    async def request(self, method: str, path: str, **options: Any) -> Response:
         """One request, with the run's generation."""
-        headers = dict(options.pop("headers", None) or {})
-        if self._generation:
-            headers["Paddock-Generation"] = str(self._generation)
-        return self._transport.request(method, path, headers=headers, **options)
+        headers = {**(options.pop("headers", None) or {}), **self._generation_header()}
+        return await self.transport.request(method, path, headers=headers, **options)
+
+    def last_word(self, method: str, path: str, body: Mapping[str, Any]) -> None:
+        """A small request whose answer nobody waits for."""
+        self.transport.last_word(method, path, body, self._generation_header())
+
+    def _generation_header(self) -> dict[str, str]:
+        return {"Paddock-Generation": str(self._generation)} if self._generation else {}
+
+    async def json(self, method: str, path: str, **options: Any) -> Any:
+        return await (await self.request(method, path, **options)).json()
+
+    async def read(self, method: str, path: str, **options: Any) -> bytes:
+        return await (await self.request(method, path, **options)).read()
 
     @property
     def _base(self) -> str:
         return f"/v1/runs/{segment(self._run)}"
 
-    def create(
+    async def create(
         self,
         world: WorldRef,
         id: str = "",
@@ -81,13 +124,13 @@ class Scope:
         budgets: Mapping[str, float] | None = None,
         leftovers: str = "",
         tools: Sequence[Tool] = (),
-        graders: Sequence[GraderRef] = (),
+        graders: Sequence[GraderRef | PendingGrader] = (),
         env_seed: int | None = None,
         sample_seed: int | None = None,
         retry_seed: str = "",
         labels: Mapping[str, str] | None = None,
-        retries: int = 0,
-        priority: int = 0,
+        retries: int | None = None,
+        priority: int | None = None,
         on_conflict: str = "",
         attempt: str = "",
         lease: str = "connection",
@@ -97,7 +140,7 @@ class Scope:
 
         It lives as long as this process (lease ``connection``), or by a time to live (``ttl``).
         """
-        return self.create_from(
+        return await self.create_from(
             EpisodeSpec(
                 world=world,
                 id=id,
@@ -112,7 +155,7 @@ class Scope:
                 budgets=budgets or {},
                 leftovers=leftovers,
                 tools=tools,
-                graders=graders,
+                graders=await kept(graders),
                 env_seed=env_seed,
                 sample_seed=sample_seed,
                 retry_seed=retry_seed,
@@ -126,11 +169,11 @@ class Scope:
             ttl=ttl,
         )
 
-    def create_from(
+    async def create_from(
         self, spec: EpisodeSpec, *, lease: str = "connection", ttl: float | None = None
     ) -> Episode:
         """The same from a spec."""
-        body = spec.wire()
+        body = self._filled(spec).wire()
         if "agent" in body:
             raise from_problem(
                 {"kind": "bad_request", "field": "agent", "detail": "agents act in batches only"}
@@ -139,21 +182,32 @@ class Scope:
         if ttl is not None:
             body["lease"]["ttl_s"] = ttl
         if lease == "connection":
-            body["lease"]["conn"] = _lease.lease_id(self._transport)
-        answer = self.request("POST", f"{self._base}/episodes", json_body=body).json()
+            body["lease"]["conn"] = await self.transport.lease()
+        answer = await self.json("POST", f"{self._base}/episodes", json_body=body)
         return Episode(self, decode(EpisodeInfo, answer["episode"]), bool(answer["kept"]))
 
-    def episode(self, id: str) -> Episode:
+    def _filled(self, spec: EpisodeSpec) -> EpisodeSpec:
+        """The spec with the run's defaults where it is silent."""
+        more: dict[str, Any] = {}
+        for name, default in self.defaults.items():
+            said = getattr(spec, name)
+            if isinstance(default, Mapping):
+                more[name] = {**default, **said}
+            elif said is None or said == "" or said == ():
+                more[name] = default
+        return dataclasses.replace(spec, **more) if more else spec
+
+    async def episode(self, id: str) -> Episode:
         """A handle on an episode that is there."""
-        answer = self.request("GET", f"{self._base}/episodes/{segment(id)}").json()
+        answer = await self.json("GET", f"{self._base}/episodes/{segment(id)}")
         return Episode(self, decode(EpisodeInfo, answer), True)
 
-    def episodes(self, prefix: str = "") -> Iterator[EpisodeInfo]:
+    async def episodes(self, prefix: str = "") -> AsyncGenerator[EpisodeInfo, None]:
         """Episodes in order of their ids."""
         after = ""
         while True:
             query = {k: v for k, v in (("prefix", prefix), ("after", after)) if v}
-            page = self.request("GET", f"{self._base}/episodes", query=query).json()
+            page = await self.json("GET", f"{self._base}/episodes", query=query)
             for e in page["episodes"]:
                 info = decode(EpisodeInfo, e)
                 after = info.id
@@ -161,12 +215,12 @@ class Scope:
             if not page["more"]:
                 return
 
-    def cancel(self, prefix: str = "", reason: str = "") -> int:
+    async def cancel(self, prefix: str = "", reason: str = "") -> int:
         """Cancel live episodes whose ids have the prefix; how many is returned."""
         body = {"prefix": prefix, "reason": reason}
-        return int(self.request("POST", f"{self._base}/cancel", json_body=body).json()["cancelled"])
+        return int((await self.json("POST", f"{self._base}/cancel", json_body=body))["cancelled"])
 
-    def batch(
+    async def batch(
         self,
         episodes: Sequence[EpisodeSpec],
         id: str = "",
@@ -188,20 +242,20 @@ class Scope:
             "min_valid": min_valid,
         }
         body = {k: v for k, v in body.items() if v}
-        body["episodes"] = [e.wire() for e in episodes]
-        return Batch(self, decode(BatchInfo, self.request("POST", "/v1/batches", json_body=body).json()))
+        body["episodes"] = [self._filled(e).wire() for e in episodes]
+        return Batch(self, decode(BatchInfo, await self.json("POST", "/v1/batches", json_body=body)))
 
-    def get_batch(self, id: str) -> Batch:
-        return Batch(self, decode(BatchInfo, self.request("GET", f"/v1/batches/{segment(id)}").json()))
+    async def get_batch(self, id: str) -> Batch:
+        return Batch(self, decode(BatchInfo, await self.json("GET", f"/v1/batches/{segment(id)}")))
 
-    def batches(self) -> tuple[BatchInfo, ...]:
-        found = self.request("GET", "/v1/batches").json()["batches"] or ()
+    async def batches(self) -> tuple[BatchInfo, ...]:
+        found = (await self.json("GET", "/v1/batches"))["batches"] or ()
         return tuple(decode(BatchInfo, b) for b in found)
 
     def grader(
         self,
-        command: Sequence[str],
-        files: Mapping[str, bytes | str | os.PathLike[str]] | str | os.PathLike[str],
+        command: Sequence[str] | str | os.PathLike[str],
+        files: GraderFiles | None = None,
         *,
         dir: str = "",
         env: Mapping[str, str] | None = None,
@@ -216,12 +270,14 @@ class Scope:
         protected: Sequence[str] = (),
         on_tamper: str = "",
         weight: float | None = None,
-    ) -> Grader:
-        """Keep a grader: a command and files (name to content or path, or a directory).
+    ) -> PendingGrader:
+        """A grader: a command and files (name to content or path, or a directory).
 
-        The same content is the same grader. The files are in /grader unless ``dir`` is given.
+        A directory alone is run by its entry: ``grade`` (an executable), ``grade.sh`` or
+        ``grade.py``. The files are in /grader unless ``dir`` is given. The same content is the
+        same grader. It is sent when it is first needed, or awaited for.
         """
-        body: dict[str, Any] = {
+        options = {
             "dir": dir,
             "env": dict(env or {}),
             "user": user,
@@ -230,107 +286,12 @@ class Scope:
             "verdict": verdict,
             "mode": mode,
             "boot": [list(b) for b in boot],
+            "reward_range": None if reward_range is None else list(reward_range),
+            "on_no_verdict": on_no_verdict,
             "protected": list(protected),
             "on_tamper": on_tamper,
         }
-        body = {k: v for k, v in body.items() if v}
-        if reward_range is not None:
-            body["reward_range"] = list(reward_range)
-        if on_no_verdict is not None:
-            body["on_no_verdict"] = on_no_verdict
-        body["command"] = list(command)
-        body["files"] = _grader_files(files)
-        answer = self.request("POST", "/v1/graders", json_body=body).json()
-        return Grader(str(answer["grader"]), weight)
-
-
-class Worlds:
-    """The daemon's worlds."""
-
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-
-    def build(
-        self,
-        *,
-        busybox: bool = False,
-        debian: str | None = None,
-        packages: Sequence[str] = (),
-        dir: str | os.PathLike[str] | None = None,
-        tar: str | os.PathLike[str] | None = None,
-        base: WorldRef | None = None,
-        into: str = "",
-        ignore: Sequence[str] = (),
-        config: WorldConfig | None = None,
-        version: str = "",
-        name: str = "",
-        cache: str = "",
-        send: bool | None = None,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> Built:
-        """Build a world from busybox, a Debian suite, a directory or a tar; kept ones are found.
-
-        Root's directories and tars are read by the daemon; for others, or with ``send``, they
-        are sent, and then a directory cannot have ``ignore``.
-        """
-        recipe: dict[str, Any] = {
-            "busybox": busybox,
-            "base": world_ref(base) if base is not None else "",
-            "into": into,
-            "ignore": list(ignore),
-            "config": config_wire(config) if config else {},
-            "version": version,
-            "name": name,
-            "cache": cache,
-        }
-        recipe = {k: v for k, v in recipe.items() if v}
-        if debian is not None:
-            recipe["debian"] = {"suite": debian, "packages": list(packages)}
-        send = os.geteuid() != 0 if send is None else send
-        if send and (dir is not None) != (tar is not None):
-            if ignore:
-                raise BadRequest("bad_request", "a directory that is sent cannot have ignore", field="ignore")
-            return self._send(recipe, dir, tar, progress)
-        for field, path in (("dir", dir), ("tar", tar)):
-            if path is not None:
-                recipe[field] = os.path.abspath(path)
-        response = self._scope.request("POST", "/v1/worlds", json_body=recipe, accept=STREAM)
-        return _built(response, progress)
-
-    def _send(
-        self,
-        recipe: Mapping[str, Any],
-        dir: str | os.PathLike[str] | None,
-        tar: str | os.PathLike[str] | None,
-        progress: Callable[[Progress], None] | None,
-    ) -> Built:
-        with tempfile.TemporaryFile() if tar is None else open(tar, "rb") as body:
-            if dir is not None:
-                with tarfile.open(fileobj=body, mode="w", format=tarfile.PAX_FORMAT) as out:
-                    for entry in sorted(os.listdir(dir)):
-                        out.add(os.path.join(dir, entry), arcname=entry, filter=_owned_by_root)
-                body.seek(0)
-            response = self._scope.request(
-                "POST",
-                "/v1/worlds",
-                body=body,
-                media=TAR,
-                headers={"Paddock-Recipe": dumps(recipe)},
-                accept=STREAM,
-            )
-            return _built(response, progress)
-
-    def get(self, ref: str) -> World:
-        """A world by id, unique prefix of one, or name."""
-        return decode(World, self._scope.request("GET", f"/v1/worlds/{segment(ref)}").json())
-
-    def list(self) -> tuple[World, ...]:
-        found = self._scope.request("GET", "/v1/worlds").json()["worlds"] or ()
-        return tuple(decode(World, w) for w in found)
-
-    def remove(self, ref: WorldRef) -> None:
-        """Remove a world that nothing uses."""
-        self._scope.request("DELETE", f"/v1/worlds/{segment(world_ref(ref))}").read()
+        return PendingGrader(self, grader_body(command, files, options), weight)
 
 
 class Client(Scope):
@@ -340,51 +301,48 @@ class Client(Scope):
     def worlds(self) -> Worlds:
         return Worlds(self)
 
-    def version(self) -> Version:
+    async def version(self) -> Version:
         """What answers."""
-        return decode(Version, self.request("GET", "/v1/version", accept=JSON).json())
+        return decode(Version, await self.json("GET", "/v1/version", accept=JSON))
 
-    def capacity(self) -> Capacity:
-        return decode(Capacity, self.request("GET", "/v1/capacity").json())
+    async def capacity(self) -> Capacity:
+        return decode(Capacity, await self.json("GET", "/v1/capacity"))
 
-    def policies(self) -> tuple[Policy, ...]:
-        return tuple(decode(Policy, p) for p in self.request("GET", "/v1/policies").json()["policies"])
+    async def policies(self) -> tuple[Policy, ...]:
+        return tuple(decode(Policy, p) for p in (await self.json("GET", "/v1/policies"))["policies"])
 
-    def policy(self, name: str) -> Policy:
-        return decode(Policy, self.request("GET", f"/v1/policies/{segment(name)}").json())
+    async def policy(self, name: str) -> Policy:
+        return decode(Policy, await self.json("GET", f"/v1/policies/{segment(name)}"))
 
-    def runs(self) -> tuple[RunInfo, ...]:
-        return tuple(decode(RunInfo, r) for r in self.request("GET", "/v1/runs").json()["runs"])
+    async def runs(self) -> tuple[RunInfo, ...]:
+        return tuple(decode(RunInfo, r) for r in (await self.json("GET", "/v1/runs"))["runs"])
 
-    def run(self, name: str, *, seed: int = 0, resume: str = "new") -> Run:
+    async def run(
+        self, name: str, *, seed: int = 0, resume: str = "new", **defaults: Unpack[RunDefaults]
+    ) -> Run:
         """Open a run: ``new`` refuses a known name, ``resume`` an unknown one, ``auto`` neither.
 
-        Resuming fences the earlier driver: its requests raise Fenced.
+        Resuming fences the earlier driver: its requests raise Fenced. The rest are defaults of
+        the run's episodes.
         """
+        check_defaults(defaults)
         body = {"name": name, "seed": seed, "resume": resume}
-        info = decode(RunInfo, self.request("POST", "/v1/runs", json_body=body).json())
-        return Run(self.socket, info.name, info.generation, info.seed)
+        info = decode(RunInfo, await self.json("POST", "/v1/runs", json_body=body))
+        return Run(self.transport, info.name, info.generation, info.seed, defaults)
 
     def close(self) -> None:
         """Close idle connections. Episodes live on: their lease is the process's."""
-        self._transport.close()
+        self.transport.close()
 
-    def __enter__(self) -> Client:
+    async def __aenter__(self) -> Client:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
 
 class Run(Scope):
     """A name space of episode ids, driven by one driver: every request has its generation."""
-
-    def __init__(self, path: str, name: str, generation: int, seed: int = 0) -> None:
-        super().__init__(path, name, generation)
-        self.seed = seed
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Run, (self.socket, self._run, self._generation, self.seed)
 
     def __repr__(self) -> str:
         return f"<Run {self.name} generation {self.generation}>"
@@ -401,22 +359,17 @@ class Run(Scope):
     def worlds(self) -> Worlds:
         return Worlds(self)
 
-    def __enter__(self) -> Run:
+    async def __aenter__(self) -> Run:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        return None
+    async def __aexit__(self, *_: object) -> None:
+        self.transport.close()
 
 
-def connect(socket: str | os.PathLike[str] | None = None) -> Client:
-    """Connect to the daemon at ``socket``, else PADDOCK_SOCKET, else /run/paddock/paddock.sock.
-
-    Raises Unavailable, whose kind and text say what is wrong: ``unavailable`` (no daemon),
-    ``permission_denied`` (and which group may), ``version`` (another one answers).
-    """
-    client = Client(socket_path(socket))
+async def check_version(client: Client) -> None:
+    """Raise Unavailable where it is not this client's daemon that answers."""
     try:
-        version = client.version()
+        version = await client.version()
     except BadRequest as e:
         if e.kind != "permission_denied":
             raise
@@ -429,50 +382,3 @@ def connect(socket: str | os.PathLike[str] | None = None) -> Client:
             f"the daemon at {client.socket} speaks {version.api or 'an unknown version'}, this client {API}",
             hint="Install the client that came with the daemon.",
         )
-    return client
-
-
-def run(
-    name: str, *, seed: int = 0, resume: str = "new", socket: str | os.PathLike[str] | None = None
-) -> Run:
-    """connect() and open a run."""
-    return connect(socket).run(name, seed=seed, resume=resume)
-
-
-def _built(response: Response, progress: Callable[[Progress], None] | None) -> Built:
-    built: Built | None = None
-    for event in response.lines():
-        if event.get("error"):
-            raise from_problem(event["error"])
-        if event.get("built"):
-            built = decode(Built, event["built"])
-        elif event.get("progress") and progress is not None:
-            progress(decode(Progress, event["progress"]))
-    if built is None:
-        raise Unavailable("connection_lost", "the stream ended without a world")
-    return built
-
-
-def _owned_by_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    info.uid = info.gid = 0
-    info.uname = info.gname = ""
-    return info
-
-
-def _grader_files(
-    files: Mapping[str, bytes | str | os.PathLike[str]] | str | os.PathLike[str],
-) -> dict[str, Any]:
-    import base64
-
-    if not isinstance(files, Mapping):
-        root = Path(files)
-        files = {str(p.relative_to(root)): p for p in sorted(root.rglob("*")) if p.is_file()}
-    out: dict[str, Any] = {}
-    for name, content in files.items():
-        mode = 0o644
-        if isinstance(content, os.PathLike):
-            mode = os.stat(content).st_mode & 0o777
-            content = Path(content).read_bytes()
-        raw = content.encode() if isinstance(content, str) else content
-        out[name] = {"bytes": base64.b64encode(raw).decode(), "mode": mode}
-    return out

@@ -1,17 +1,16 @@
-"""Handles on episodes: calls, files, sessions, end, scores."""
+"""Handles on episodes: calls, files, sessions, end, scores. The synchronous face is in _sync."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from ._errors import EpisodeEnded, NotFound, PaddockError, Unavailable, from_problem
-from ._http import BYTES, JSON, STREAM, TAR, Response, dumps, segment, sleep
+from ._errors import BadRequest, CallConflict, EpisodeEnded, NotFound, PaddockError, Unavailable, from_problem
+from ._http import BYTES, JSON, STREAM, TAR, Response, dumps, segment
 from ._payload import decode_payload, encode_payload
 from ._types import (
     Attempt,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
 Data = bytes | bytearray | str
 Command = str | Sequence[str]
+R = TypeVar("R")
 
 # Beyond this, bytes travel raw and not as base64 in JSON.
 _RAW_FROM = 64 << 10
@@ -38,26 +38,33 @@ _RAW_FROM = 64 << 10
 _MAX_HEADER = 16 << 10
 
 
-def _bytes(data: Data) -> bytes:
-    return data.encode() if isinstance(data, str) else bytes(data)
+def _bytes(data: Data, field: str) -> bytes:
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    raise BadRequest(
+        "bad_request", f"{field}: want bytes or str, got {type(data).__name__}", field=f"/{field}"
+    )
 
 
 class CallStream:
     """A call whose output is iterated over as it comes; ``result`` is there at the end."""
 
-    def __init__(self, response: Response) -> None:
-        self._response = response
+    def __init__(self, episode: Episode, response: Response, seq: int) -> None:
+        self._episode, self._response, self._seq = episode, response, seq
         self._lines = response.lines()
         self._result: CallResult | None = None
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __aiter__(self) -> CallStream:
         return self
 
-    def __next__(self) -> Chunk:
-        for event in self._lines:
+    async def __anext__(self) -> Chunk:
+        async for event in self._lines:
             kind = event["type"]
             if kind == "result":
                 self._result = decode(CallResult, event["result"])
+                self._episode._counted(self._result.seq)
             elif kind == "error":
                 raise from_problem(event["error"])
             else:
@@ -65,31 +72,31 @@ class CallStream:
                 return Chunk(kind, event.get("text", "").encode() if raw is None else base64.b64decode(raw))
         if self._result is None:
             raise Unavailable("connection_lost", "the stream ended without a result")
-        raise StopIteration
+        raise StopAsyncIteration
 
-    @property
-    def result(self) -> CallResult:
+    async def result(self) -> CallResult:
         """The call's result; reads what output is left."""
         while self._result is None:
             try:
-                next(self)
-            except StopIteration:
+                await self.__anext__()
+            except StopAsyncIteration:
                 break
         if self._result is None:
             raise Unavailable("connection_lost", "the stream was closed before its result")
         return self._result
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Break the call off."""
-        self._lines.close() if hasattr(self._lines, "close") else None
+        await self._lines.aclose()
         if self._result is None:
             self._response.close()
+            self._episode._call_off(self._seq)
 
-    def __enter__(self) -> CallStream:
+    async def __aenter__(self) -> CallStream:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 class Session:
@@ -99,22 +106,22 @@ class Session:
         self.episode = episode
         self.name = name
 
-    def run(self, text: str, *, timeout: float | None = None, weights: str = "") -> CallResult:
+    async def run(self, text: str, *, timeout: float | None = None, weights: str = "") -> CallResult:
         """Run shell text in the session."""
-        return self.episode._call(
+        return await self.episode._call(
             {"tool": "session", "session": self.name, "shell": text, "timeout_s": timeout, "weights": weights}
         )
 
-    def close(self) -> CallResult:
-        return self.episode._call({"tool": "session_close", "session": self.name})
+    async def close(self) -> CallResult:
+        return await self.episode._call({"tool": "session_close", "session": self.name})
 
-    def __enter__(self) -> Session:
+    async def __aenter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, _: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, e: BaseException | None, _: object) -> None:
         if not isinstance(e, PaddockError):
             with contextlib.suppress(EpisodeEnded):  # and the session with it
-                self.close()
+                await self.close()
 
 
 class Episode:
@@ -131,9 +138,13 @@ class Episode:
         #: Nothing was started by create: this is what is kept of the id, or was live already.
         self.kept = kept
         self.attempt = info.attempts[-1].n if info.attempts else 0
+        # The next call's number, where this handle alone calls: it made the attempt.
+        self._next: int | None = None if kept else 1
+        self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Episode, (self._scope, self.info, self.kept)
+        # A copy lets the daemon number its calls, for it is not alone.
+        return Episode, (self._scope, self.info, True)
 
     def __repr__(self) -> str:
         return f"<Episode {self.run}/{self.id} attempt {self.attempt} {self.info.state}>"
@@ -179,7 +190,7 @@ class Episode:
 
     # Calls.
 
-    def exec(
+    async def exec(
         self,
         command: Command,
         *,
@@ -199,10 +210,10 @@ class Episode:
     ) -> CallResult:
         """Run a program: shell text (str) or an argv. How it ended is in the result.
 
-        ``seq`` numbers the call, so that asking again gets the kept answer; unset, the daemon
-        numbers it.
+        ``seq`` numbers the call, so that asking again gets the kept answer. Unset, calls are
+        numbered from 1, and one whose connection breaks off is asked for once again.
         """
-        return self._call(
+        return await self._call(
             _exec_spec(
                 command,
                 cwd,
@@ -221,7 +232,7 @@ class Episode:
             stdin,
         )
 
-    def stream(
+    async def stream(
         self,
         command: Command,
         *,
@@ -258,10 +269,17 @@ class Episode:
         spec["attempt"] = self.attempt
         if stdin is not None:
             # In JSON: the daemon has all of it before output comes, so neither side waits for the other.
-            spec["stdin"] = base64.b64encode(_bytes(stdin)).decode()
-        return CallStream(self._request("POST", "/calls", json_body=_set(spec), accept=STREAM))
+            spec["stdin"] = base64.b64encode(_bytes(stdin, "stdin")).decode()
+        body = _set(spec)
 
-    def tool(
+        async def send() -> CallStream:
+            response = await self._request("POST", "/calls", json_body=body, accept=STREAM)
+            return CallStream(self, response, body.get("seq", 0) if auto else 0)
+
+        auto = not seq
+        return await self._numbering(body, send)
+
+    async def tool(
         self,
         name: str,
         args: Mapping[str, Any] | None = None,
@@ -273,7 +291,7 @@ class Episode:
         """Call a tool of the world by name. One that it does not have is a result with a fault."""
         spec = {"tool": name, "args": args, "timeout_s": timeout, "weights": weights, "seq": seq}
         try:
-            return self._call(spec)
+            return await self._call(spec)
         except PaddockError as e:
             if e.kind != "unknown_tool":
                 raise
@@ -282,9 +300,11 @@ class Episode:
                 attempt=self.attempt, tool=name, fault=CallFault("unknown_tool", detail=e.detail)
             )
 
-    def session(self, *, cwd: str = "", user: str = "", env: Mapping[str, str] | None = None) -> Session:
+    async def session(
+        self, *, cwd: str = "", user: str = "", env: Mapping[str, str] | None = None
+    ) -> Session:
         """Open a shell session."""
-        opened = self._call({"tool": "session_open", "cwd": cwd, "user": user, "env": env})
+        opened = await self._call({"tool": "session_open", "cwd": cwd, "user": user, "env": env})
         if opened.fault is not None:
             raise from_problem(
                 {"kind": opened.fault.kind, "detail": f"session: {opened.fault.detail or opened.fault.path}"}
@@ -293,7 +313,7 @@ class Episode:
 
     # Files. What is wrong with a path is in the result's fault.
 
-    def read(
+    async def read(
         self,
         path: str,
         *,
@@ -302,45 +322,48 @@ class Episode:
         user: str = "",
     ) -> CallResult:
         """Read a file; ``data`` and ``text`` of the result are its content."""
-        return self._call({"tool": "read_file", "path": path, "offset": offset, "max": max, "user": user})
+        return await self._call(
+            {"tool": "read_file", "path": path, "offset": offset, "max": max, "user": user}
+        )
 
-    def write(self, path: str, data: Data, *, mode: int = 0, user: str = "") -> CallResult:
+    async def write(self, path: str, data: Data, *, mode: int = 0, user: str = "") -> CallResult:
         """Write a file; its directory must be there."""
         spec = {"tool": "write_file", "path": path, "mode": mode, "user": user}
-        return self._call(spec, data, inline="content")
+        return await self._call(spec, data, inline="content")
 
-    def list(self, path: str, *, user: str = "") -> CallResult:
+    async def list(self, path: str, *, user: str = "") -> CallResult:
         """List a directory: ``entries``, and ``more`` where there are too many."""
-        return self._call({"tool": "list_dir", "path": path, "user": user})
+        return await self._call({"tool": "list_dir", "path": path, "user": user})
 
-    def stat(self, path: str, *, user: str = "") -> CallResult:
+    async def stat(self, path: str, *, user: str = "") -> CallResult:
         """Look at a path: ``info``."""
-        return self._call({"tool": "stat", "path": path, "user": user})
+        return await self._call({"tool": "stat", "path": path, "user": user})
 
-    def remove(self, path: str, *, user: str = "") -> CallResult:
-        return self._call({"tool": "remove", "path": path, "user": user})
+    async def remove(self, path: str, *, user: str = "") -> CallResult:
+        return await self._call({"tool": "remove", "path": path, "user": user})
 
-    def upload(self, tar: bytes | IO[bytes], path: str = "/", *, user: str = "") -> CallResult:
+    async def upload(self, tar: bytes | IO[bytes], path: str = "/", *, user: str = "") -> CallResult:
         """Unpack a tar (plain, gzip or zstd) under a directory."""
-        answer = self._request("PUT", "/archive", query=_archive(path, user), body=tar, media=TAR).json()
-        return decode(CallResult, answer)
+        answer = await self._json("PUT", "/archive", query=_archive(path, user), body=tar, media=TAR)
+        return self._counted_result(decode(CallResult, answer))
 
-    def download(self, path: str, to: IO[bytes] | None = None, *, user: str = "") -> bytes | None:
+    async def download(self, path: str, to: IO[bytes] | None = None, *, user: str = "") -> bytes | None:
         """A file or tree as a tar: into ``to``, else returned. None where there is no such path."""
         try:
-            response = self._request("GET", "/archive", query=_archive(path, user))
+            response = await self._request("GET", "/archive", query=_archive(path, user))
         except NotFound as e:
             if e.field == "path":
                 return None  # the agent's doing
             raise
+        self._counted(self._next or 0)
         if to is None:
-            return response.read()
-        response.copy(to)
+            return await response.read()
+        await response.copy(to)
         return b""
 
     # The end.
 
-    def finish(self, answer: Any = None, payload: Any = None) -> EpisodeInfo:
+    async def finish(self, answer: Any = None, payload: Any = None) -> EpisodeInfo:
         """End the attempt; where graders were given, it is scored when this returns.
 
         The payload is bytes, or an object of JSON, tuples and bytes; ``payload()`` gives it back.
@@ -349,49 +372,49 @@ class Episode:
         if answer is not None:
             head["answer"] = answer
         if payload is None:
-            return self._update("/finish", head)
+            return await self._update("/finish", head)
         raw, text = encode_payload(payload), dumps(head)
         if len(text) > _MAX_HEADER:
-            return self._update("/finish", {**head, "payload": base64.b64encode(raw).decode()})
-        response = self._request("POST", "/finish", body=raw, media=BYTES, headers={"Paddock-Finish": text})
-        return self._learn(response.json())
+            return await self._update("/finish", {**head, "payload": base64.b64encode(raw).decode()})
+        options = {"body": raw, "media": BYTES, "headers": {"Paddock-Finish": text}}
+        return self._learn(await self._json("POST", "/finish", **options))
 
-    def abort(self, reason: str = "") -> EpisodeInfo:
+    async def abort(self, reason: str = "") -> EpisodeInfo:
         """End the attempt because the client cannot go on: cause ``client``, no reward."""
-        return self._update("/abort", {"reason": reason})
+        return await self._update("/abort", {"reason": reason})
 
-    def pause(self) -> EpisodeInfo:
+    async def pause(self) -> EpisodeInfo:
         """Freeze the episode and its clocks."""
-        return self._update("/pause")
+        return await self._update("/pause")
 
-    def resume(self) -> EpisodeInfo:
-        return self._update("/resume")
+    async def resume(self) -> EpisodeInfo:
+        return await self._update("/resume")
 
-    def keepalive(self) -> EpisodeInfo:
+    async def keepalive(self) -> EpisodeInfo:
         """Renew a lease of kind ttl."""
-        return self._update("/keepalive")
+        return await self._update("/keepalive")
 
-    def refresh(self) -> EpisodeInfo:
+    async def refresh(self) -> EpisodeInfo:
         """Look again; this renews no lease."""
-        return self._learn(self._request("GET", "").json())
+        return self._learn(await self._json("GET", ""))
 
-    def wait(self) -> EpisodeInfo:
+    async def wait(self) -> EpisodeInfo:
         """Wait until the episode is done: it has ended and is scored where graders were given."""
         pause = 0.005
-        while self.refresh().state != "done":
-            sleep(pause)
+        while (await self.refresh()).state != "done":
+            await self._scope.transport.sleep(pause)
             pause = min(pause * 1.5, 0.5)
         return self.info
 
-    def delete(self) -> None:
+    async def delete(self) -> None:
         """End the episode and forget it."""
-        self._request("DELETE", "").read()
+        await self._read("DELETE", "")
 
-    def score(self, *graders: GraderRef, attempt: int = 0) -> EpisodeInfo:
+    async def score(self, *graders: GraderRef, attempt: int = 0) -> EpisodeInfo:
         """Score the kept end state; no agent runs."""
-        return self._update("/scores", {"attempt": attempt, "graders": graders_wire(graders)})
+        return await self._update("/scores", {"attempt": attempt, "graders": graders_wire(graders)})
 
-    def write_reward(
+    async def write_reward(
         self,
         name: str,
         reward: float | None,
@@ -401,67 +424,140 @@ class Episode:
     ) -> EpisodeInfo:
         """Write a reward that the client itself found (source ``client``)."""
         body = {"attempt": attempt, "name": name, "reward": reward, "metrics": dict(metrics or {})}
-        return self._update("/rewards", body)
+        return await self._update("/rewards", body)
 
     # What is kept.
 
-    def changes(self, *, attempt: int = 0) -> Capture:
+    async def changes(self, *, attempt: int = 0) -> Capture:
         """What an ended attempt changed; attempt 0 is the last."""
-        return decode(Capture, self._request("GET", "/changes", query=_attempt(attempt)).json())
+        return decode(Capture, await self._json("GET", "/changes", query=_attempt(attempt)))
 
-    def trajectory(self, *, attempt: int = 0) -> tuple[Mapping[str, Any], ...]:
+    async def trajectory(self, *, attempt: int = 0) -> tuple[Mapping[str, Any], ...]:
         """The calls of an attempt as they were recorded."""
-        return tuple(self._request("GET", "/trajectory", query=_attempt(attempt)).lines())
+        response = await self._request("GET", "/trajectory", query=_attempt(attempt))
+        return tuple([line async for line in response.lines()])
 
-    def payload(self, *, attempt: int = 0) -> Any:
+    async def payload(self, *, attempt: int = 0) -> Any:
         """What finish was given: bytes, or the object."""
-        return decode_payload(self._request("GET", "/payload", query=_attempt(attempt)).read())
+        return decode_payload(await self._read("GET", "/payload", query=_attempt(attempt)))
 
     # How.
 
-    def _request(self, method: str, path: str, **options: Any) -> Response:
-        return self._scope.request(method, self._path + path, **options)
+    async def _request(self, method: str, path: str, **options: Any) -> Response:
+        return await self._scope.request(method, self._path + path, **options)
 
-    def _update(self, path: str, body: Mapping[str, Any] | None = None) -> EpisodeInfo:
-        return self._learn(self._request("POST", path, json_body=body).json())
+    async def _json(self, method: str, path: str, **options: Any) -> Any:
+        return await (await self._request(method, path, **options)).json()
+
+    async def _read(self, method: str, path: str, **options: Any) -> bytes:
+        return await (await self._request(method, path, **options)).read()
+
+    async def _update(self, path: str, body: Mapping[str, Any] | None = None) -> EpisodeInfo:
+        return self._learn(await self._json("POST", path, json_body=body))
 
     def _learn(self, answer: Any) -> EpisodeInfo:
         self.info = decode(EpisodeInfo, answer)
         return self.info
 
-    def _call(self, spec: Mapping[str, Any], data: Data | None = None, inline: str = "stdin") -> CallResult:
+    async def _call(
+        self, spec: Mapping[str, Any], data: Data | None = None, inline: str = "stdin"
+    ) -> CallResult:
         body = _set(spec)
         body["attempt"] = self.attempt
-        options: dict[str, Any] = {"json_body": body}
-        if data is not None:
-            raw, text = _bytes(data), json.dumps(body, separators=(",", ":"))
-            if len(raw) >= _RAW_FROM and len(text) <= _MAX_HEADER:
-                options = {"body": raw, "media": BYTES, "headers": {"Paddock-Call": text}}
-            else:
-                body[inline] = base64.b64encode(raw).decode()
-        return decode(CallResult, self._request("POST", "/calls", accept=JSON, **options).json())
+        raw = None if data is None else _bytes(data, inline)
 
-    def __enter__(self) -> Episode:
+        async def send() -> CallResult:
+            return decode(
+                CallResult, await self._json("POST", "/calls", accept=JSON, **_sent(body, raw, inline))
+            )
+
+        async def send_numbered() -> CallResult:
+            try:
+                result = await send()
+            except Unavailable as e:
+                if e.kind != "connection_lost":
+                    raise
+                return await send()  # under the same number: it is not done twice
+            if result.kept:
+                raise CallConflict("call_conflict", "another handle made this very call under this number")
+            return result
+
+        return self._counted_result(await self._numbering(body, send_numbered, send))
+
+    async def _numbering(
+        self,
+        body: dict[str, Any],
+        numbered: Callable[[], Awaitable[R]],
+        unnumbered: Callable[[], Awaitable[R]] | None = None,
+    ) -> R:
+        """Number a call and make it. Where others call as well, the daemon numbers from then on."""
+        unnumbered = unnumbered or numbered
+        if "seq" in body or self._next is None or self._pid != os.getpid():
+            return await unnumbered()
+        body["seq"] = self._next
+        self._next += 1
+        try:
+            return await numbered()
+        except CallConflict as e:
+            if e.kind != "call_conflict":
+                raise
+            self._next = None
+            del body["seq"]
+            return await unnumbered()
+        except PaddockError:
+            raise
+        except BaseException:
+            self._call_off(body["seq"])
+            raise
+
+    def _call_off(self, seq: int) -> None:
+        """End a numbered call that nobody waits for: its connection alone does not."""
+        if seq:
+            body = {"attempt": self.attempt, "seq": seq}
+            self._scope.last_word("POST", self._path + "/calls/cancel", body)
+
+    def _counted(self, seq: int) -> None:
+        if self._next is not None:
+            self._next = max(self._next, seq + 1)
+
+    def _counted_result(self, result: CallResult) -> CallResult:
+        self._counted(result.seq)
+        return result
+
+    async def __aenter__(self) -> Episode:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, e: BaseException | None, _: TracebackType | None
     ) -> bool:
         if isinstance(e, EpisodeEnded):
-            self.wait()
+            await self.wait()
             return True
         if isinstance(e, PaddockError) and e.kind in _LOST:
             return False  # there is nothing to abort, or nobody to tell
         if self.end is None:
             try:
-                self.abort(f"{type(e).__name__}: {e}"[:1000] if e is not None else "left without finish")
+                await self.abort(
+                    f"{type(e).__name__}: {e}"[:1000] if e is not None else "left without finish"
+                )
             except PaddockError as failed:
                 # It ended by itself meanwhile; otherwise the lease ends it, and e says more.
                 if e is None and not isinstance(failed, EpisodeEnded):
                     raise
                 if e is None:
-                    self.wait()
+                    await self.wait()
         return False
+
+
+def _sent(body: Mapping[str, Any], raw: bytes | None, inline: str) -> dict[str, Any]:
+    """How a call travels: its input in JSON, or raw with the rest in a header."""
+    if raw is None:
+        return {"json_body": body}
+    if len(raw) >= _RAW_FROM:
+        text = dumps(body)
+        if len(text) <= _MAX_HEADER:
+            return {"body": raw, "media": BYTES, "headers": {"Paddock-Call": text}}
+    return {"json_body": {**body, inline: base64.b64encode(raw).decode()}}
 
 
 _LOST = frozenset({"superseded", "fenced", "not_found", "episode_deleted", "unavailable", "connection_lost"})
@@ -484,7 +580,7 @@ def _exec_spec(
 ) -> dict[str, Any]:
     return {
         "tool": "exec",
-        **({"shell": command} if isinstance(command, str) else {"argv": [os.fspath(a) for a in command]}),
+        **({"shell": command} if isinstance(command, str) else {"argv": _argv(command)}),
         "cwd": cwd,
         "env": dict(env) if env else None,
         "user": user,
@@ -511,3 +607,13 @@ def _archive(path: str, user: str) -> dict[str, str]:
 
 def _attempt(n: int) -> dict[str, int]:
     return {"attempt": n} if n else {}
+
+
+def _argv(command: Sequence[str]) -> list[str]:
+    if isinstance(command, Sequence) and not isinstance(command, (bytes, bytearray)):
+        words = [os.fspath(a) if isinstance(a, os.PathLike) else a for a in command]
+        if all(isinstance(w, str) for w in words):
+            return words
+    raise BadRequest(
+        "bad_request", f"command: want str or a sequence of str, got {command!r:.200}", field="/command"
+    )

@@ -108,6 +108,7 @@ _CLASSES: dict[str, type[PaddockError]] = {
     "fenced": Fenced,
     "spec_conflict": SpecConflict,
     "call_conflict": CallConflict,
+    "call_cancelled": CallConflict,
     "platform": PlatformError,
     "corrupt": PlatformError,
     "internal": PlatformError,

@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import threading
 
-from ._http import STREAM, Response, Transport, current_abort
+from ._blocking import Response, Transport
 
 _mu = threading.Lock()
 _leases: dict[str, tuple[str, Response]] = {}
+
+
+def held_lease(transport: Transport) -> str:
+    """This process's lease at the transport's daemon, or nothing where it has none yet."""
+    held = _leases.get(transport.path)
+    return held[0] if held is not None and held[1].alive() else ""
 
 
 def lease_id(transport: Transport) -> str:
@@ -17,20 +23,14 @@ def lease_id(transport: Transport) -> str:
     A daemon that was started anew is given a new lease.
     """
     with _mu:
-        held = _leases.get(transport.path)
-        if held is not None:
-            if held[1].alive():
-                return held[0]
-            held[1].close()
-            del _leases[transport.path]
-        # The lease outlives the request that first needed it, so it cannot be aborted with it.
-        token = current_abort.set(None)
-        try:
-            response = transport.request("POST", "/v1/leases", accept=STREAM)
-            event = response.first_line()
-        finally:
-            current_abort.reset(token)
-        name = str(event["lease"])
+        name = held_lease(transport)
+        if name:
+            return name
+        gone = _leases.pop(transport.path, None)
+        if gone is not None:
+            gone[1].close()
+        response = transport.open_stream("POST", "/v1/leases")
+        name = str(response.first_line()["lease"])
         _leases[transport.path] = (name, response)
         return name
 

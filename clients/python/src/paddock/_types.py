@@ -531,8 +531,8 @@ class EpisodeSpec:
     sample_seed: int | None = None
     retry_seed: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
-    retries: int = 0
-    priority: int = 0
+    retries: int | None = None
+    priority: int | None = None
     on_conflict: str = ""
     attempt: str = ""
     agent: Agent | None = None
@@ -552,14 +552,21 @@ class EpisodeSpec:
 def _is_unset(value: Any) -> bool:
     if value is None:
         return True
-    # 0 is a seed, and an unset number: the daemon's defaults are the same.
     return isinstance(value, (str, tuple, list, dict)) and not value
 
 
 def world_ref(world: WorldRef) -> str:
     if isinstance(world, Built):
         return world.world.id
-    return world.id if isinstance(world, World) else world
+    if isinstance(world, World):
+        return world.id
+    if isinstance(world, str):
+        return world
+    from ._errors import BadRequest  # which needs the types of this module
+
+    raise BadRequest(
+        "bad_request", f"world: want a world, its id or its name, got {type(world).__name__}", field="/world"
+    )
 
 
 def graders_wire(graders: Sequence[GraderRef]) -> list[dict[str, Any]]:
