@@ -114,20 +114,17 @@ func (ad *admission) position(t *ticket) int {
 	return slices.Index(ad.queue, t) + 1
 }
 
-// wait returns when the ticket is admitted, ctx is done or stop is closed; false is not admitted.
-func (t *ticket) wait(ctx context.Context, stop <-chan struct{}) bool {
-	select {
-	case <-t.admitted:
+// wait returns when the ticket is admitted, or ctx is done: false is not admitted.
+func (t *ticket) wait(ctx context.Context) bool {
+	if stopped(t.admitted) {
 		return true
-	default:
 	}
 	select {
 	case <-t.admitted:
 		return true
-	case <-stop:
 	case <-ctx.Done():
+		return false
 	}
-	return false
 }
 
 // Capacity is what admission has and has given.

@@ -60,6 +60,7 @@ type attempt struct {
 	mu       sync.Mutex
 	rec      Attempt
 	lease    lease
+	creators int // creates that wait until it is ready
 	endAsked *End
 	// answer and payload are what finish gave.
 	answer    json.RawMessage
@@ -229,13 +230,34 @@ func (a *attempt) waitAdmission(ctx context.Context) *End {
 		ctx, cancel = context.WithTimeout(ctx, b)
 		defer cancel()
 	}
-	if a.ticket.wait(ctx, a.stop) {
-		return nil
+	for !stopped(a.ticket.admitted) {
+		timer, conn := a.leaseWaits()
+		select {
+		case <-a.ticket.admitted:
+		case <-a.stop:
+		case <-ctx.Done():
+			a.ask(End{
+				Status: Errored, Cause: Platform, Step: "queue",
+				Limit: &LimitHit{Name: "queue_s", Value: a.plan.Budgets.QueueS, Measured: a.plan.Budgets.QueueS},
+			})
+		case <-conn: // who is not there any more holds up nobody
+			a.ask(connectionEnd())
+		case <-timer.C:
+			a.ttlPassed()
+		case <-a.leaseMoved:
+		}
+		timer.Stop()
+		if stopped(a.stop) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return a.endAsked
+		}
 	}
-	return &End{
-		Status: Errored, Cause: Platform, Step: "queue",
-		Limit: &LimitHit{Name: "queue_s", Value: a.plan.Budgets.QueueS, Measured: a.plan.Budgets.QueueS},
-	}
+	return nil
+}
+
+func connectionEnd() End {
+	return End{Status: Expired, Cause: Client, Evidence: []string{"the client's connection closed and its grace passed"}}
 }
 
 // start makes the fork, the journal and the sandbox, or takes those made ahead. What it made
@@ -330,7 +352,7 @@ func (a *attempt) watch(ctx context.Context) {
 		case <-a.agent.fired:
 			a.ask(timeoutEnd("agent_s", a.plan.Budgets.AgentS, a.agent.elapsed()))
 		case <-conn:
-			a.ask(End{Status: Expired, Cause: Client, Evidence: []string{"the client's connection closed and its grace passed"}})
+			a.ask(connectionEnd())
 		case <-timer.C:
 			a.ttlPassed()
 		case <-a.leaseMoved:
@@ -361,14 +383,43 @@ func (a *attempt) leaseWaits() (*time.Timer, <-chan struct{}) {
 	return timer, nil
 }
 
-// ttlPassed ends the attempt unless the deadline moved or a call keeps it alive.
+// awaitReady waits for who asked for the attempt until it is ready.
+func (a *attempt) awaitReady(ctx context.Context) error {
+	a.mu.Lock()
+	a.creators++
+	a.mu.Unlock()
+	var err error
+	select {
+	case <-a.ready:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.creators--; err != nil && a.creators == 0 {
+		a.lease.cut(LeaseGrace)
+		a.leaseChanged()
+	}
+	return err
+}
+
+// leaseChanged wakes the attempt's goroutine to look at its lease again.
+func (a *attempt) leaseChanged() {
+	select {
+	case a.leaseMoved <- struct{}{}:
+	default:
+	}
+}
+
+// ttlPassed ends the attempt unless the deadline moved, or a call or a create that waits
+// for it keeps it alive.
 func (a *attempt) ttlPassed() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.lease.ttl == 0 || time.Until(a.lease.deadline) > 0 {
 		return
 	}
-	if len(a.inflight) > 0 {
+	if len(a.inflight) > 0 || a.creators > 0 {
 		a.lease.renew()
 		return
 	}

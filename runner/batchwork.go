@@ -161,7 +161,7 @@ func (b *liveBatch) until(ctx context.Context, a *attempt, d *driver, what <-cha
 	case <-ctx.Done():
 		a.ask(b.stopEnd(ctx))
 	case <-d.conn.ended:
-		a.ask(End{Status: Expired, Cause: Client, Evidence: []string{"the client's connection closed and its grace passed"}})
+		a.ask(connectionEnd())
 	case <-d.fenced:
 		a.ask(End{Status: Expired, Cause: Client, Evidence: []string{"another driver has resumed the run"}})
 	}

@@ -16,7 +16,9 @@ import (
 
 // Create makes an episode or finds it, as the table in semantics section 4 says.
 // Generation is that of the driver's run; 0 is not checked. It returns when the episode
-// is live or has ended; when ctx ends first, the episode goes on under its lease.
+// is live or has ended. When ctx ends first, the episode goes on under its lease, but one
+// of kind ttl is then cut to LeaseGrace unless somebody else waits or comes: nobody else
+// knows of the episode.
 func (r *Runner) Create(ctx context.Context, owner string, generation int64, spec EpisodeSpec) (Created, error) {
 	if spec.Run == "" {
 		spec.Run = DefaultRun
@@ -38,10 +40,8 @@ func (r *Runner) Create(ctx context.Context, owner string, generation int64, spe
 	if err != nil || a == nil {
 		return created, err
 	}
-	select {
-	case <-a.ready:
-	case <-ctx.Done():
-		return Created{}, context.Cause(ctx)
+	if err := a.awaitReady(ctx); err != nil {
+		return Created{}, err
 	}
 	if stopped(a.stop) { // it ended before it was ready: the outcome is the answer
 		select {
@@ -264,10 +264,7 @@ func (a *attempt) attach(owner string, s LeaseSpec, gen int64) error {
 	a.lease = l
 	a.rec.Generation = gen
 	a.mu.Unlock()
-	select {
-	case a.leaseMoved <- struct{}{}:
-	default:
-	}
+	a.leaseChanged()
 	return nil
 }
 

@@ -85,4 +85,11 @@ func (l *lease) renew() {
 	}
 }
 
+// cut lets a ttl lease end after at most grace, unless it is renewed.
+func (l *lease) cut(grace time.Duration) {
+	if by := time.Now().Add(grace); l.ttl > 0 && l.deadline.After(by) {
+		l.deadline = by
+	}
+}
+
 func (l *lease) state() LeaseState { return LeaseState{Kind: l.kind, Deadline: l.deadline} }

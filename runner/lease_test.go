@@ -1,6 +1,7 @@
 package runner_test
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -92,5 +93,97 @@ func TestAgentClockRunsInsideCallsOnly(t *testing.T) {
 		if at.Clocks.AgentS < 10 || at.Clocks.AgentS > 10.1 || at.Clocks.WallS < 1200 {
 			t.Errorf("clocks = %+v, want 10 s of the agent in 20 min", at.Clocks)
 		}
+	})
+}
+
+// asks creates an episode on the side, for as long as its client is there.
+func (b *bench) asks(id string, change ...func(*runner.EpisodeSpec)) (leaves func(), got <-chan error) {
+	ctx, leave := context.WithCancel(b.t.Context())
+	answer := make(chan error, 1)
+	go func() {
+		_, err := b.Create(ctx, owner, 0, b.spec(id, change...))
+		answer <- err
+	}()
+	synctest.Wait()
+	return leave, answer
+}
+
+// wantPosition says where an episode must be in the queue; 0 is not in it.
+func (b *bench) wantPosition(id string, want int) {
+	b.t.Helper()
+	ep, err := b.Get(b.t.Context(), b.key(id))
+	if err != nil || ep.QueuePosition != want {
+		b.t.Errorf("%s is in place %d of the queue, %v; want %d", id, ep.QueuePosition, err, want)
+	}
+}
+
+func whole(s *runner.EpisodeSpec) { s.Requests.CPUs = 2 }
+
+func TestCreateOfAVanishedClientLeavesTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		first := b.live("first", whole)
+		leave, gone := b.asks("gone", whole)
+		conn, release := b.OpenLease(owner)
+		_, held := b.asks("held", whole, func(s *runner.EpisodeSpec) { s.Lease = runner.LeaseSpec{Kind: "connection", Conn: conn} })
+		_, next := b.asks("next", whole)
+		leave()
+		<-gone
+		release()
+		time.Sleep(runner.LeaseGrace - time.Second)
+		b.wantPosition("gone", 1)
+		b.wantPosition("next", 3)
+		time.Sleep(2 * time.Second)
+		wantEnd(t, b.ended(b.key("gone")), runner.Expired, runner.Client, "")
+		wantEnd(t, b.ended(b.key("held")), runner.Expired, runner.Client, "")
+		if err := <-held; err != nil {
+			t.Errorf("a create that expired: %v, want its outcome", err)
+		}
+		b.wantPosition("next", 1)
+		b.finish(first)
+		if err := <-next; err != nil {
+			t.Error(err)
+		}
+		b.finish(b.key("next"))
+	})
+}
+
+func TestCreateThatIsAskedAgainKeepsItsPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		first := b.live("first", whole)
+		short := func(s *runner.EpisodeSpec) { s.Lease.TTLS = 10 }
+		leave, gone := b.asks("e", whole, short)
+		leave()
+		<-gone
+		time.Sleep(9 * time.Second)
+		// The client that waits keeps its episode for longer than its lease's time to live.
+		_, got := b.asks("e", whole, short)
+		time.Sleep(30 * time.Minute)
+		b.wantPosition("e", 1)
+		b.finish(first)
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+		time.Sleep(9 * time.Second)
+		wantEnd(t, last(b.finish(b.key("e"))), runner.OK, runner.Agent, "")
+	})
+}
+
+// An episode that became ready when nobody waited any more is not held for its whole lease.
+func TestEpisodeThatNobodyWasToldOfEndsAfterTheGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		first := b.live("first", whole)
+		leave, gone := b.asks("e", whole)
+		leave()
+		<-gone
+		b.finish(first)
+		synctest.Wait()
+		if ep, err := b.Get(t.Context(), b.key("e")); err != nil || ep.State != runner.Live {
+			t.Fatalf("state %s, %v; want live", ep.State, err)
+		}
+		time.Sleep(runner.LeaseGrace + time.Second)
+		wantEnd(t, b.ended(b.key("e")), runner.Expired, runner.Client, "")
 	})
 }

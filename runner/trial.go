@@ -242,7 +242,7 @@ func (q *trialQueue) enter(ctx context.Context, r *Runner) (*turn, error) {
 		leave()
 		return nil, err
 	}
-	if !ticket.wait(ctx, nil) {
+	if !ticket.wait(ctx) {
 		r.admission.leave(ticket)
 		leave()
 		return nil, context.Cause(ctx)
