@@ -19,11 +19,14 @@ type peer struct {
 	// tenant is whose runs it drives. Of a remote peer it is empty until the guard has seen
 	// a token.
 	tenant string
-	// remote is the address of one who came over TCP; it has no uid. known takes it out of
-	// the count of strangers.
+	// remote is the address of one who came over TCP, whose ids are noID. known takes it out
+	// of the count of strangers.
 	remote string
 	known  func()
 }
+
+// noID is no user's and no group's, as the kernel has it.
+const noID = ^uint32(0)
 
 // owner is the peer as the owner of runs.
 func (p peer) owner() string { return p.tenant }

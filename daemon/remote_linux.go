@@ -211,7 +211,7 @@ func (l *remoteListener) admit(conn net.Conn) (*peerConn, bool) {
 		return nil, false
 	}
 	return &peerConn{
-		Conn: conn, peer: peer{remote: address, known: known},
+		Conn: conn, peer: peer{uid: noID, gid: noID, remote: address, known: known},
 		release: func() { known(); release() },
 	}, true
 }

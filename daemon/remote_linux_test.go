@@ -186,6 +186,7 @@ func TestRemoteRequestsThatAreRefusedSayWhy(t *testing.T) {
 		{"the socket's host", "GET", "/v1/version", "", []string{good, "Host: paddock"}, 403, api.ForeignOrigin},
 		{"another address", "GET", "/v1/version", "", []string{good, "Host: 10.0.0.1"}, 403, api.ForeignOrigin},
 		{"a directory of the host", "POST", "/v1/worlds", `{"dir":"/etc"}`, []string{good}, 403, api.PermissionDenied},
+		{"an archive of the host", "POST", "/v1/imports", `{"path":"/etc/shadow"}`, []string{good}, 403, api.PermissionDenied},
 		{"a tar of the host", "POST", "/v1/worlds", `{"tar":"/etc/shadow"}`, []string{good}, 403, api.PermissionDenied},
 		{
 			"a program of the host", "POST", "/v1/batches", `{"id":"b","episodes":[{"id":"e","world":"` + world + `","agent":{"host":["/bin/id"]}}]}`,

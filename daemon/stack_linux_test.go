@@ -138,6 +138,8 @@ func (o *oneWorld) World(_ context.Context, ref string) (overlay.World, error) {
 	return theWorld, nil
 }
 
+func (o *oneWorld) Unname(context.Context, string) error { return nil }
+
 func (o *oneWorld) List(context.Context) ([]overlay.World, error) {
 	return []overlay.World{theWorld}, nil
 }

@@ -29,7 +29,7 @@ func TestOneTenantReachesNothingOfAnother(t *testing.T) {
 	graders := `{"graders":[{"grader":"` + f.grader(t, verdict()) + `"}]}`
 	bodies := map[string]string{
 		"call": `{"tool":"exec","argv":["true"]}`, "finishEpisode": `{"answer":1}`, "scoreEpisode": graders, "scoreBatch": graders,
-		"writeReward": `{"name":"me","reward":1}`, "abortEpisode": `{}`, "cancelBatch": `{}`,
+		"writeReward": `{"name":"me","reward":1}`, "abortEpisode": `{}`, "cancelBatch": `{}`, "forkEpisode": `{"ids":["f"]}`, "cancelCall": `{"seq":1}`,
 	}
 	asked := 0
 	for _, r := range routes() {
@@ -52,7 +52,7 @@ func TestOneTenantReachesNothingOfAnother(t *testing.T) {
 		status, kind := ask(made.Episode.Run, made.Episode.ID, batch.ID)
 		never, neverKind := ask(made.Episode.Run, "never", "never")
 		if status != never || kind != neverKind || kind != api.NotFound {
-			t.Errorf("%s of another's: %d %s, of what never was: %d %s; want not_found twice", r.ID, status, kind, never, neverKind)
+			t.Errorf("%s of another's: %d %s, of what never was: %d %s; want not_found twice (bodies has one that is good for each route)", r.ID, status, kind, never, neverKind)
 		}
 	}
 	if asked < 15 {

@@ -18,12 +18,12 @@ import (
 )
 
 func (s *Server) listWorlds(q *request, _ empty) (api.Worlds, error) {
-	worlds, err := s.run.Worlds(q.Context())
+	worlds, err := s.run.Worlds(q.Context(), q.owner())
 	return api.Worlds{Worlds: mapAll(worlds, wireWorld)}, err
 }
 
 func (s *Server) getWorld(q *request, _ empty) (api.World, error) {
-	w, err := s.run.World(q.Context(), q.PathValue("world"))
+	w, err := s.run.World(q.Context(), q.owner(), q.PathValue("world"))
 	if err != nil {
 		return api.World{}, err
 	}
@@ -31,7 +31,7 @@ func (s *Server) getWorld(q *request, _ empty) (api.World, error) {
 }
 
 func (s *Server) removeWorld(q *request, _ empty) (empty, error) {
-	return empty{}, s.run.RemoveWorld(q.Context(), q.PathValue("world"))
+	return empty{}, s.run.RemoveWorld(q.Context(), q.owner(), q.PathValue("world"))
 }
 
 // buildWorld streams how far the build is, then what was built.
@@ -42,7 +42,7 @@ func (s *Server) buildWorld(q *request) error {
 	}
 	defer discard()
 	return s.streamBuild(q, func(ctx context.Context, p overlay.Progress) (api.Built, error) {
-		built, err := s.run.BuildWorld(ctx, recipe(in), p)
+		built, err := s.run.BuildWorld(ctx, q.owner(), recipe(in), p)
 		if err != nil {
 			return api.Built{}, err
 		}
@@ -109,7 +109,7 @@ func (s *Server) importWorld(q *request) error {
 		return err
 	}
 	return s.streamBuild(q, func(ctx context.Context, p overlay.Progress) (api.Built, error) {
-		w, err := s.run.ImportWorld(ctx, from, name, p)
+		w, err := s.run.ImportWorld(ctx, q.owner(), from, name, p)
 		if err != nil {
 			return api.Built{}, err
 		}
@@ -129,7 +129,7 @@ func readImport(q *request) (from overlay.Source, name string, err error) {
 	if err := decodeBody(q.Request, smallBody, &in); err != nil {
 		return from, "", err
 	}
-	if in.Path != "" && q.peer.uid != 0 {
+	if in.Path != "" && !q.peer.root() {
 		return from, "", &api.Error{
 			Kind: api.PermissionDenied, Field: "/path", Detail: "the daemon reads files of the host for root alone",
 			Hint: "send the archive as the body: Content-Type application/x-tar",
@@ -160,7 +160,7 @@ func (s *Server) streamBuild(q *request, work func(context.Context, overlay.Prog
 }
 
 func (s *Server) exportWorld(q *request) error {
-	return s.run.ExportWorld(q.Context(), q.PathValue("world"), &firstByte{q: q})
+	return s.run.ExportWorld(q.Context(), q.owner(), q.PathValue("world"), &firstByte{q: q})
 }
 
 // begin sends the head of an answer of raw bytes.

@@ -447,6 +447,21 @@ func (s *Store) point(name, id string) error {
 	return s.save()
 }
 
+// Unname takes a name away from the world that has it; the world stays. A name that is not
+// there is no error.
+func (s *Store) Unname(_ context.Context, name string) error {
+	s.commit.Lock()
+	defer s.commit.Unlock()
+	s.mu.Lock()
+	_, named := s.index.Names[name]
+	delete(s.index.Names, name)
+	s.mu.Unlock()
+	if !named {
+		return nil
+	}
+	return s.save()
+}
+
 // pin keeps a world from being removed until the answer is called.
 func (s *Store) pin(ref string) (World, []layer, func(), error) {
 	s.mu.Lock()

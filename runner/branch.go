@@ -60,6 +60,9 @@ func (r *Runner) Branch(ctx context.Context, key Key, spec BranchSpec) (Branch, 
 	if err != nil {
 		return Branch{}, worldErr(err)
 	}
+	if err := r.hold(ctx, key.Owner, world); err != nil {
+		return Branch{}, err
+	}
 	b := Branch{World: world.ID}
 	for _, id := range spec.IDs {
 		c, err := r.Create(ctx, key.Owner, spec.Generation, a.branchSpec(id, world.ID, of))

@@ -96,7 +96,7 @@ func (r *Runner) resolve(ctx context.Context, key Key, spec EpisodeSpec) (Plan, 
 	if err != nil {
 		return fail(&Error{Kind: KindUnknownPolicy, Field: "policy", Detail: err.Error()})
 	}
-	world, err := r.cfg.Worlds.World(ctx, spec.World)
+	world, err := r.resolveWorld(ctx, key.Owner, spec.World)
 	if err != nil {
 		return fail(worldErr(err))
 	}

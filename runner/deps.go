@@ -93,8 +93,17 @@ type Worlds interface {
 	Build(ctx context.Context, r overlay.Recipe, p overlay.Progress) (overlay.Built, error)
 	// Fork pins the world's layers until Release. overlay.ErrCorrupt.
 	Fork(ctx context.Context, id string) (Fork, error)
-	Remove(ctx context.Context, ref string) error
+	Removal
 	Transfer
+}
+
+// Removal takes worlds and their names away.
+type Removal interface {
+	// Remove removes a world, or the ref alone where it is one of several names.
+	// overlay.ErrInUse.
+	Remove(ctx context.Context, ref string) error
+	// Unname takes a name away; the world stays. A name that is not there is no error.
+	Unname(ctx context.Context, name string) error
 }
 
 // Transfer moves worlds in and out as images.

@@ -32,6 +32,7 @@ const (
 	KindRecordDamaged     = "record_damaged"
 	KindInUse             = "in_use"
 	KindPrepareFailed     = "prepare_failed"
+	KindPermissionDenied  = "permission_denied"
 )
 
 // Error is a refused request: nothing was done. Kind says why; the other fields are set

@@ -13,7 +13,7 @@ func TestWorldWhoseSetupFailsIsQuarantined(t *testing.T) {
 	recipe := overlay.Recipe{Busybox: true, Config: overlay.Config{Setup: []string{"sh", "-c", "exit 1"}}}
 	build := func() string {
 		t.Helper()
-		built, err := b.BuildWorld(t.Context(), recipe, nil)
+		built, err := b.BuildWorld(t.Context(), root, recipe, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +46,7 @@ func TestWorldWhoseSetupFailsIsQuarantined(t *testing.T) {
 func TestSetupThatSucceedsResetsTheCount(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	built, err := b.BuildWorld(t.Context(), overlay.Recipe{
+	built, err := b.BuildWorld(t.Context(), root, overlay.Recipe{
 		Busybox: true, Config: overlay.Config{Setup: []string{"sleep", "0.2"}},
 	}, nil)
 	if err != nil {

@@ -236,13 +236,13 @@ func TestReadySandboxesAreHandedOutOnceAndMadeAgain(t *testing.T) {
 	if ready, err := b.KeepReady(t.Context(), owner, spec, 2); err != nil || ready.Made != 2 {
 		t.Errorf("KeepReady() = %+v, %v: one of other limits is taken from the shelf", ready, err)
 	}
-	if err := b.RemoveWorld(t.Context(), "box"); err == nil {
+	if err := b.RemoveWorld(t.Context(), root, "box"); err == nil {
 		t.Error("a world in use was removed")
 	}
 	if _, err := b.Abort(t.Context(), b.key("other"), ""); err != nil {
 		t.Error(err)
 	}
-	if err := b.RemoveWorld(t.Context(), "box"); err != nil {
+	if err := b.RemoveWorld(t.Context(), root, "box"); err != nil {
 		t.Errorf("RemoveWorld() = %v: what is ready must not keep a world", err)
 	}
 }

@@ -73,6 +73,9 @@ type Runner struct {
 	started   atomic.Int64
 	wg        sync.WaitGroup
 
+	// holding is held while it is decided who holds a world.
+	holding sync.Mutex
+
 	mu       sync.Mutex
 	draining bool
 	live     map[Key]*attempt

@@ -121,7 +121,7 @@ func TestWorldWithoutAShell(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "busybox"), program, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	built, err := b.BuildWorld(t.Context(), overlay.Recipe{Dir: dir, Name: "bare"}, nil)
+	built, err := b.BuildWorld(t.Context(), root, overlay.Recipe{Dir: dir, Name: "bare"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

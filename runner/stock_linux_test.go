@@ -69,7 +69,7 @@ func TestRemovedWorldTakesItsWarmSandboxesAlong(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitFor(t, "the world's removal", func() bool {
-		err := b.RemoveWorld(t.Context(), b.world) // a sandbox of it may be on its way
+		err := b.RemoveWorld(t.Context(), root, b.world) // a sandbox of it may be on its way
 		return err == nil
 	})
 }

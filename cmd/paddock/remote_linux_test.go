@@ -94,6 +94,12 @@ func TestCommandsReachADaemonOfAnotherHost(t *testing.T) {
 	if code, out, errs := paddock("alice", "run", "own", "--", "cat", "/data/here"); code != 0 || out != "of the client" {
 		t.Errorf("its world: exit code %d, %q, %s", code, out, errs)
 	}
+	if code, _, errs := paddock("bob", "run", "own", "--", "true"); code == 0 || !strings.Contains(errs, "unknown_world") {
+		t.Errorf("bob runs alice's world by its name: exit code %d, %s", code, errs)
+	}
+	if code, _, errs := paddock("bob", "world", "rm", "box"); code == 0 || !strings.Contains(errs, "permission_denied") {
+		t.Errorf("bob removes root's world: exit code %d, %s", code, errs)
+	}
 	t.Setenv("PADDOCK_HOST", at[1])
 	t.Setenv("PADDOCK_TOKEN_FILE", filepath.Join(dir, "alice"))
 	t.Setenv("PADDOCK_TLS_CA", filepath.Join(dir, "cert"))

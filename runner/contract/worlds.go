@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/paddock-run/paddock/overlay"
@@ -29,6 +30,7 @@ func Worlds(t *testing.T, open func(t *testing.T) WorldsUnderTest) {
 	}{
 		{"SameContentSameWorld", sameContent},
 		{"Resolve", resolve},
+		{"Names", names},
 		{"UnknownIsNotFound", unknownWorld},
 		{"ForkPins", forkPins},
 		{"Capture", captureSuite},
@@ -95,6 +97,29 @@ func resolve(ctx context.Context, t *testing.T, u WorldsUnderTest) {
 	list, err := u.Worlds.List(ctx)
 	if err != nil || len(list) != 1 {
 		t.Errorf("List = %d worlds, %v; want 1", len(list), err)
+	}
+}
+
+func names(ctx context.Context, t *testing.T, u WorldsUnderTest) {
+	recipe := overlay.Recipe{Dir: folder(t, map[string]string{"f": "x"})}
+	for _, name := range []string{"a", "b", "c"} {
+		recipe.Name = name
+		build(ctx, t, u.Worlds, recipe)
+	}
+	want := func(what string, err error, names ...string) {
+		t.Helper()
+		list, lerr := u.Worlds.List(ctx)
+		if err != nil || lerr != nil || len(list) != 1 || !slices.Equal(list[0].Names, names) {
+			t.Errorf("%s: %v, then List = %+v, %v; want one world with names %q", what, err, list, lerr, names)
+		}
+	}
+	want("three builds", nil, "a", "b", "c")
+	want("Remove of a name", u.Worlds.Remove(ctx, "b"), "a", "c")
+	want("Unname", u.Worlds.Unname(ctx, "a"), "c")
+	want("Unname of no name", u.Worlds.Unname(ctx, "a"), "c")
+	want("Unname of the last", u.Worlds.Unname(ctx, "c"))
+	if w, err := u.Worlds.World(ctx, "c"); err == nil {
+		t.Errorf("World of a name that was taken away = %+v", w)
 	}
 }
 

@@ -64,7 +64,24 @@ func (w *Worlds) World(_ context.Context, ref string) (overlay.World, error) {
 	if err != nil {
 		return overlay.World{}, err
 	}
-	return got.World, nil
+	return w.namedLocked(got), nil
+}
+
+func (w *Worlds) namedLocked(one *world) overlay.World {
+	out := one.World
+	out.Names = w.namesLocked(one.ID)
+	return out
+}
+
+func (w *Worlds) namesLocked(id string) []string {
+	var names []string
+	for name, of := range w.names {
+		if of == id {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 func (w *Worlds) findLocked(ref string) (*world, error) {
@@ -83,13 +100,21 @@ func (w *Worlds) findLocked(ref string) (*world, error) {
 	return found, nil
 }
 
+// Unname takes a name away; the world stays.
+func (w *Worlds) Unname(_ context.Context, name string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.names, name)
+	return nil
+}
+
 // List lists the worlds.
 func (w *Worlds) List(context.Context) ([]overlay.World, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var out []overlay.World
 	for _, id := range slices.Sorted(maps.Keys(w.byID)) {
-		out = append(out, w.byID[id].World)
+		out = append(out, w.namedLocked(w.byID[id]))
 	}
 	return out, nil
 }
@@ -156,7 +181,7 @@ func (w *Worlds) put(files map[string][]byte, cfg overlay.Config, base, name str
 		w.names[name] = id
 	}
 	if known, ok := w.byID[id]; ok {
-		return overlay.Built{World: known.World, Hit: true}, nil
+		return overlay.Built{World: w.namedLocked(known), Hit: true}, nil
 	}
 	dir := filepath.Join(w.root, strings.TrimPrefix(id, "sha256:"))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -172,7 +197,7 @@ func (w *Worlds) put(files map[string][]byte, cfg overlay.Config, base, name str
 	made := &world{layers: append([]string{dir}, below...)}
 	made.World = overlay.World{ID: id, Layers: []string{id}, Config: cfg, SizeBytes: size, Entries: int64(len(files)), Created: time.Now()}
 	w.byID[id] = made
-	return overlay.Built{World: made.World}, nil
+	return overlay.Built{World: w.namedLocked(made)}, nil
 }
 
 func putFile(dir, p string, text []byte) error {
@@ -198,6 +223,10 @@ func (w *Worlds) Remove(_ context.Context, ref string) error {
 	found, err := w.findLocked(ref)
 	if err != nil {
 		return err
+	}
+	if _, named := w.names[ref]; named && len(w.namesLocked(found.ID)) > 1 {
+		delete(w.names, ref)
+		return nil
 	}
 	if found.forks > 0 {
 		return overlay.ErrInUse
