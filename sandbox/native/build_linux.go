@@ -394,6 +394,7 @@ func (b *building) setUp() error {
 	for _, f := range etcFiles {
 		parts = append(parts, etcPart(etc, f))
 	}
+	parts = append(parts, cpuinfoPart(sys))
 	files := []*os.File{b.root}
 	defer func() { closeAll(files[1:]) }()
 	for _, p := range parts {
@@ -456,7 +457,7 @@ func setupFrame(r *request) *guest.SetupFrame {
 	f := &guest.SetupFrame{
 		KeepCaps: capabilityMask(oci), Hostname: oci.Hostname, ShmBytes: "65536k",
 		Flags: guest.WithPTS, Masked: oci.Linux.MaskedPaths, ReadOnly: slices.Concat(oci.Linux.ReadonlyPaths, guestScores),
-		Etc: etcFiles, Filters: r.Filters,
+		Etc: append(slices.Clone(etcFiles), cpuinfo), Filters: r.Filters,
 	}
 	if oci.Root != nil && oci.Root.Readonly {
 		f.Flags |= guest.RootReadOnly

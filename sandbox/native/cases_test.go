@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/bits"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -354,10 +357,37 @@ func TestForkBombStaysInItsSandbox(t *testing.T) {
 }
 
 // L08: programs see as many CPUs as they may use.
+// L08: everything that tells the number of CPUs tells the limit, rounded up, so that no
+// library starts a thread for each CPU of the host.
 func TestVisibleCPUsFollowTheLimit(t *testing.T) {
-	s := start(t, newLauncher(t), "default", small)
-	if r := run(t, s, script("nproc; cat /sys/devices/system/cpu/online")); r.out != "1\n0\n" {
-		t.Errorf("nproc and online = %q, want 1 and 0", r.out)
+	const ask = `nproc; cat /sys/devices/system/cpu/online /sys/devices/system/cpu/possible; ls -d /sys/devices/system/cpu/cpu[0-9]* | wc -l
+grep -c '^processor' /proc/cpuinfo; grep -E '^(siblings|cpu cores)' /proc/cpuinfo | sort -u | while read -r l; do [ "${l##*: }" -le "$(nproc)" ] || echo "$l"; done
+taskset -p $$ | sed 's/.*: //'`
+	l := newLauncher(t)
+	for _, c := range []struct {
+		cpus float64
+		want int
+	}{{0.5, 1}, {1, 1}, {1.5, 2}, {2, 2}} {
+		if c.want > runtime.NumCPU() {
+			c.want = runtime.NumCPU() // a host of one CPU shows one
+		}
+		s := start(t, l, "default", policies.Limits{CPUs: c.cpus})
+		list := "0"
+		if c.want > 1 {
+			list = fmt.Sprintf("0-%d", c.want-1)
+		}
+		r := run(t, s, script(ask))
+		lines := strings.Fields(r.out)
+		if len(lines) != 6 {
+			t.Fatalf("%v CPUs: %q, err %q", c.cpus, r.out, r.err)
+		}
+		n := strconv.Itoa(c.want)
+		if !slices.Equal(lines[:5], []string{n, list, list, n, n}) {
+			t.Errorf("%v CPUs: nproc, online, possible, directories, cpuinfo = %q, want %s CPUs in each", c.cpus, lines[:5], n)
+		}
+		if mask, err := strconv.ParseUint(lines[5], 16, 64); err != nil || bits.OnesCount64(mask) != c.want {
+			t.Errorf("%v CPUs: affinity %q, want %s CPUs", c.cpus, lines[5], n)
+		}
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -27,6 +29,9 @@ type templates struct {
 
 // etcFiles are the files that replace the world's, where the world has them.
 var etcFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}
+
+// cpuinfo is mounted like those, over the kernel's.
+const cpuinfo = "/proc/cpuinfo"
 
 func newTemplates() (*templates, error) {
 	base, err := mount.Tmpfs(8<<20, 1<<14, 0o755, mount.NoSUID|mount.NoExec)
@@ -128,9 +133,50 @@ func (t *templates) sysFor(n int) (string, error) {
 			return "", err
 		}
 	}
+	host, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(t.path(cpuinfoPart(root)), firstCPUs(string(host), n), 0o444); err != nil {
+		return "", err
+	}
 	t.sys[n] = root
 	return root, nil
 }
+
+// cpuinfoPart is the /proc/cpuinfo that goes with a /sys.
+func cpuinfoPart(sys string) string { return sys + ".cpuinfo" }
+
+// firstCPUs keeps the first n processors of a /proc/cpuinfo, and the counts of them within
+// n; what is about no single processor stays.
+func firstCPUs(cpuinfo string, n int) []byte {
+	var kept []string
+	for block := range strings.SplitSeq(strings.TrimSpace(cpuinfo), "\n\n") {
+		if strings.HasPrefix(block, "processor") {
+			if n == 0 {
+				continue
+			}
+			n--
+		}
+		kept = append(kept, block)
+	}
+	processors := 0
+	for _, b := range kept {
+		processors += strings.Count("\n"+b, "\nprocessor")
+	}
+	for i, b := range kept {
+		kept[i] = counted.ReplaceAllStringFunc(b, func(line string) string {
+			m := counted.FindStringSubmatch(line)
+			if count, err := strconv.Atoi(m[2]); err == nil && count > processors {
+				return m[1] + strconv.Itoa(processors)
+			}
+			return line
+		})
+	}
+	return []byte(strings.Join(kept, "\n\n") + "\n\n")
+}
+
+var counted = regexp.MustCompile(`(?m)^((?:siblings|cpu cores)\s*:\s*)(\d+)$`)
 
 // maxHostnames bounds the sets of /etc files; beyond it, the oldest names share one.
 const maxHostnames = 256
