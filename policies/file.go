@@ -28,7 +28,9 @@ type file struct {
 	// RefuseRoot refuses to run anything as uid 0.
 	RefuseRoot   bool     `json:"refuse_root"`
 	Capabilities []string `json:"capabilities"`
-	Network      string   `json:"network"`
+	// Network is "none" or "allow-list"; Egress is there with the latter alone.
+	Network string      `json:"network"`
+	Egress  *fileEgress `json:"egress,omitempty"`
 	// Root is "writable" or "read-only"; Writable are the directories that stay writable
 	// under a read-only one, beside the working directory.
 	Root     string     `json:"root"`
@@ -62,6 +64,8 @@ type fileLimits struct {
 type fileSeccomp struct {
 	// Base is the allow list that the rest takes from: "moby".
 	Base string `json:"base"`
+	// Allow are system calls that are allowed beside the base's: of extraCalls alone.
+	Allow []string `json:"allow,omitempty"`
 	// Deny are system calls of the base that are not allowed here.
 	Deny []string `json:"deny"`
 	// SocketFamilies are the address families that socket(2) may ask for; netlink has
@@ -131,6 +135,9 @@ func parse(data []byte) (*file, error) {
 	if err := checkTwice(json.NewDecoder(bytes.NewReader(data))); err != nil {
 		return nil, err
 	}
+	if err := checkEgressFields(present["egress"]); err != nil {
+		return nil, err
+	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	f := new(file)
@@ -198,8 +205,11 @@ var (
 	forbiddenCaps = []string{
 		"CAP_SYS_ADMIN", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_SYS_BOOT", "CAP_SYS_TIME", "CAP_SYS_PTRACE",
 		"CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_BPF", "CAP_PERFMON", "CAP_DAC_READ_SEARCH", "CAP_MKNOD", "CAP_SYSLOG",
-		"CAP_MAC_ADMIN", "CAP_MAC_OVERRIDE", "CAP_LINUX_IMMUTABLE", "CAP_SYS_RESOURCE", "CAP_SYS_CHROOT",
+		"CAP_MAC_ADMIN", "CAP_MAC_OVERRIDE", "CAP_LINUX_IMMUTABLE", "CAP_SYS_RESOURCE",
 	}
+	// extraCalls may be allowed by a policy beside the base: package managers of Alpine run
+	// every script after a chroot(2).
+	extraCalls = []string{"chroot"}
 )
 
 func (f *file) check() error {
@@ -212,8 +222,10 @@ func (f *file) check() error {
 		return fmt.Errorf("name %q: want lower case letters, digits and dashes", f.Name)
 	case f.Description == "":
 		return errors.New("description is empty")
-	case f.Network != "none":
-		return fmt.Errorf("network %q: want \"none\"", f.Network)
+	case f.Network != "none" && f.Network != "allow-list":
+		return fmt.Errorf("network %q: want \"none\" or \"allow-list\"", f.Network)
+	case (f.Network == "allow-list") != (f.Egress != nil):
+		return errors.New("egress: want it with the network \"allow-list\", and with no other")
 	case f.Root != "writable" && f.Root != "read-only":
 		return fmt.Errorf("root %q: want \"writable\" or \"read-only\"", f.Root)
 	case f.Root == "writable" && len(f.Writable) > 0:
@@ -233,7 +245,12 @@ func (f *file) check() error {
 	if _, _, err := f.limits().fill(Limits{}, Host{}); err != nil {
 		return err
 	}
-	return errors.Join(f.checkRlimits(), f.checkPaths(), f.checkEnvironment())
+	for _, name := range f.Seccomp.Allow {
+		if !slices.Contains(extraCalls, name) {
+			return fmt.Errorf("seccomp allow %q: want one of %v", name, extraCalls)
+		}
+	}
+	return errors.Join(f.checkRlimits(), f.checkPaths(), f.checkEnvironment(), f.Egress.check())
 }
 
 func (f *file) checkRlimits() error {

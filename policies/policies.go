@@ -2,7 +2,7 @@
 // runtime-spec. It touches nothing: the same policy and limits give the same spec on
 // every host of an architecture.
 //
-// A policy is a file of data beside this code (default.json, strict.json), checked when
+// A policy is a file of data beside this code (default.json and its siblings), checked when
 // it is loaded: unknown and missing fields, capabilities that no sandbox may have, and
 // system calls that the base profile does not know are refused. Operators add files of
 // their own (LoadWith), which are held to the same checks and to a floor.
@@ -209,7 +209,7 @@ func (p *Policy) Hash() string { return p.hash }
 // Data is the policy's file, in JSON, for people to read.
 func (p *Policy) Data() json.RawMessage { return bytes.Clone(p.data) }
 
-// Network is the network that a sandbox has: always "none" so far.
+// Network is the network that a sandbox has: "none", or "allow-list", which Egress describes.
 func (p *Policy) Network() string { return p.file.Network }
 
 // User is whom a call runs as where neither the call nor the world says.

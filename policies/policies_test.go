@@ -43,7 +43,7 @@ func TestLoadWorksOnThisHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := s.Names(), []string{"default", "strict"}; !slices.Equal(got, want) {
+	if got, want := s.Names(), []string{"build", "default", "networked-allowlist", "strict"}; !slices.Equal(got, want) {
 		t.Errorf("Names() = %v, want %v", got, want)
 	}
 }
@@ -55,7 +55,7 @@ func TestUnknownPolicyNamesTheKnownOnes(t *testing.T) {
 	if !errors.As(err, &unknown) || unknown.Name != "none" {
 		t.Fatalf("Get() = %v, want an *UnknownError for none", err)
 	}
-	if got, want := err.Error(), `unknown policy "none"; there are: default, strict`; got != want {
+	if got, want := err.Error(), `unknown policy "none"; there are: build, default, networked-allowlist, strict`; got != want {
 		t.Errorf("Error() = %q, want %q", got, want)
 	}
 }
@@ -107,6 +107,9 @@ func TestNoPolicyAllowsADangerousCall(t *testing.T) {
 	for _, name := range mustLoad(t).Names() {
 		allowed := allowedNames(mustGet(t, name))
 		for _, call := range append(slices.Clone(neverAllowed), "chroot") {
+			if call == "chroot" && name == "build" {
+				continue // its own root is all that it can leave
+			}
 			if allowed[call] {
 				t.Errorf("policy %s allows %s", name, call)
 			}
@@ -177,7 +180,10 @@ func TestBadPolicyFilesAreRefused(t *testing.T) {
 	}
 	for _, c := range []struct{ name, old, new, want string }{
 		{"unknown field", `"schema": 1,`, `"schema": 1, "privileged": true,`, `unknown field "privileged"`},
-		{"unknown nested field", `"base": "moby",`, `"base": "moby", "allow": [],`, `unknown field "allow"`},
+		{"unknown nested field", `"base": "moby",`, `"base": "moby", "permit": [],`, `unknown field "permit"`},
+		{"a call that no policy may allow", `"base": "moby",`, `"base": "moby", "allow": ["mount"],`, `seccomp allow "mount"`},
+		{"an allow list that is not there", `"network": "none"`, `"network": "allow-list"`, "egress: want it"},
+		{"an allow list of nobody", `"network": "none",`, `"network": "none", "egress": {"port": 1, "allow": [], "grants": true, "refused_ranges": [], "limits": {"requests": 1, "requests_per_second": 1, "connections": 1, "bytes_up": 1, "bytes_down": 1, "head": 1024, "idle_s": 1, "life_s": 1}},`, "egress: want it"},
 		{"missing field", `"network": "none",`, ``, "field network is missing"},
 		{"other schema", `"schema": 1`, `"schema": 2`, "schema 2"},
 		{"forbidden capability", `"CAP_KILL"`, `"CAP_SYS_ADMIN"`, "CAP_SYS_ADMIN"},
@@ -206,6 +212,48 @@ func TestBadPolicyFilesAreRefused(t *testing.T) {
 	}
 	if _, err := load(fstest.MapFS{"other.json": {Data: good}}, "amd64"); err == nil {
 		t.Error("a policy in a file of another name is accepted")
+	}
+}
+
+// TestBadEgressIsRefused: what a policy of the network leaves out is not taken as "all may pass".
+func TestBadEgressIsRefused(t *testing.T) {
+	t.Parallel()
+	good, err := embedded.ReadFile("networked-allowlist.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, old, new, want string }{
+		{"no ranges", `"refused_ranges"`, `"other_ranges"`, "egress/refused_ranges is missing"},
+		{"metadata reachable", `"169.254.0.0/16",`, ``, "169.254.169.254 is in none"},
+		{"loopback reachable", `"127.0.0.0/8",`, ``, "127.0.0.1 is in none"},
+		{"private IPv6 reachable", `"4000::/2",
+      "8000::/1"`, `"4000::/2"`, "is in none"},
+		{"mapped reachable by IPv6 alone", `"10.0.0.0/8",`, `"::ffff:10.0.0.0/104",`, "the range itself"},
+		{"a range that is none", `"10.0.0.0/8"`, `"10.0.0.1/8"`, "the range itself"},
+		{"no limit", `"requests": 20000,`, ``, "egress/limits/requests is missing"},
+		{"limit of nothing", `"bytes_up": "1GiB"`, `"bytes_up": 0`, "egress/limits: want more than 0"},
+		{"rate", `"requests_per_second": 50`, `"requests_per_second": 0`, "requests_per_second"},
+		{"connections", `"connections": 32`, `"connections": 100000`, "egress/limits/connections"},
+		{"head", `"head": "32KiB"`, `"head": "32MiB"`, "egress/limits/head"},
+		{"no port", `"port": 3128`, `"port": 0`, "egress/port"},
+		{"unknown field", `"grants": true`, `"grants": true, "all": true`, `unknown field "all"`},
+		{"no egress", `"egress"`, `"regress"`, `unknown field "regress"`},
+	} {
+		data := bytes.Replace(good, []byte(c.old), []byte(c.new), 1)
+		if bytes.Equal(data, good) {
+			t.Fatalf("%s: nothing replaced", c.name)
+		}
+		if _, err := newPolicy(data, "amd64"); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: newPolicy() = %v, want an error with %q", c.name, err, c.want)
+		}
+	}
+	for _, name := range []string{"default", "strict"} {
+		if e, ok := mustGet(t, name).Egress(); ok {
+			t.Errorf("policy %s has a way out: %+v", name, e)
+		}
+	}
+	if e, ok := mustGet(t, "networked-allowlist").Egress(); !ok || len(e.Allow) != 0 || !e.Grants || e.Limits.Life <= 0 || len(e.Refused) == 0 {
+		t.Errorf("networked-allowlist: %+v, %v", e, ok)
 	}
 }
 
@@ -433,6 +481,7 @@ func TestRefusalsSayWhichPolicy(t *testing.T) {
 		{lax, "read: Bad address\n", nil},
 		{lax, "wget: bad address 'example.org'\n", []string{"network is off by policy default"}},
 		{lax, "", nil},
+		{mustGet(t, "networked-allowlist"), "curl: (6) Could not resolve host: example.org", []string{"hosts are reached through the proxy at http://127.0.0.1:3128 (HTTP_PROXY) alone, by policy networked-allowlist"}},
 	} {
 		if got := c.p.Explain([]byte(c.stderr), "/w"); !slices.Equal(got, c.want) {
 			t.Errorf("%s: Explain() = %q, want %q", c.p.Name(), got, c.want)

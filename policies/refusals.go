@@ -19,7 +19,7 @@ func (p *Policy) CheckUser(uid uint32) error {
 
 // Refusals lists in plain text what the policy refuses, for people.
 func (p *Policy) Refusals() []string {
-	all := []string{p.networkOff()}
+	all := []string{p.networkRefusal()}
 	if p.file.RefuseRoot {
 		all = append(all, "user 0 is refused by policy "+p.file.Name)
 	}
@@ -42,11 +42,11 @@ const maxExplained = 64 << 10
 func (p *Policy) Explain(stderr []byte, workdir string) []string {
 	tail := bytes.ToLower(stderr[max(0, len(stderr)-maxExplained):])
 	var why []string
-	if p.file.Network == "none" && containsAny(tail,
+	if containsAny(tail,
 		"network is unreachable", "could not resolve", "couldn't resolve", "temporary failure in name resolution",
 		"temporary failure resolving", "name or service not known", "no address associated with hostname",
 		"unknown host", "bad address '", "failed to resolve", "dns error", "eai_again", "enetunreach") {
-		why = append(why, p.networkOff())
+		why = append(why, p.networkHint())
 	}
 	if p.file.Root == "read-only" && containsAny(tail, "read-only file system", "erofs") {
 		why = append(why, p.rootReadOnly(workdir))
@@ -66,7 +66,21 @@ func containsAny(text []byte, phrases ...string) bool {
 	return false
 }
 
-func (p *Policy) networkOff() string { return "network is off by policy " + p.file.Name }
+func (p *Policy) networkRefusal() string {
+	if e := p.file.Egress; e != nil {
+		return fmt.Sprintf("there is no network by policy %s, but the proxy at 127.0.0.1:%d, which refuses every host that is not allowed, and every name that leads to a private address",
+			p.file.Name, e.Port)
+	}
+	return "network is off by policy " + p.file.Name
+}
+
+// networkHint is for a program that could not connect or look a name up by itself.
+func (p *Policy) networkHint() string {
+	if e := p.file.Egress; e != nil {
+		return fmt.Sprintf("hosts are reached through the proxy at http://127.0.0.1:%d (HTTP_PROXY) alone, by policy %s", e.Port, p.file.Name)
+	}
+	return p.networkRefusal()
+}
 
 func (p *Policy) ptraceOff() string { return "ptrace is off by policy " + p.file.Name }
 

@@ -35,6 +35,7 @@ func (s *fileSeccomp) profile(goarch string) (*specs.LinuxSeccomp, error) {
 		return nil, fmt.Errorf("seccomp: no profile for %s", goarch)
 	}
 	plain, rules := splitBase(goarch)
+	plain = append(plain, s.Allow...)
 	for _, name := range s.Deny {
 		before := len(plain) + len(rules)
 		plain = slices.DeleteFunc(plain, func(n string) bool { return n == name })

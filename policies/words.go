@@ -52,7 +52,8 @@ var capabilityNames = map[string]string{
 	"CAP_FOWNER": "change the mode and times of other users' files", "CAP_FSETID": "keep set-id bits when a file is changed",
 	"CAP_KILL": "signal other users' processes", "CAP_NET_BIND_SERVICE": "listen on ports below 1024 of its own loopback",
 	"CAP_SETGID": "become another group", "CAP_SETUID": "become another user", "CAP_SETFCAP": "set file capabilities, which do nothing here",
-	"CAP_SETPCAP": "give up capabilities one by one", "CAP_SYS_NICE": "raise priorities of its own processes",
+	"CAP_SYS_CHROOT": "change the root directory of a process to one below its own",
+	"CAP_SETPCAP":    "give up capabilities one by one", "CAP_SYS_NICE": "raise priorities of its own processes",
 }
 
 func capabilityWords(name string) string {
@@ -76,9 +77,35 @@ func (p *Policy) fileWords() []string {
 
 func (p *Policy) networkWords() []string {
 	families := strings.Join(p.file.Seccomp.SocketFamilies, ", ")
+	lines := []string{"A network of its own with nothing in it but loopback: nothing outside is reached, nothing outside reaches in."}
+	if e, ok := p.Egress(); ok {
+		lines = append(lines, egressWords(e)...)
+	}
+	return append(lines,
+		"Sockets may be "+families+"; netlink is for "+strings.Join(p.file.Seccomp.NetlinkProtocols, ", ")+". Every other family is refused.")
+}
+
+// egressWords say what the one way out lets through.
+func egressWords(e Egress) []string {
+	allowed := "no host"
+	if len(e.Allow) > 0 {
+		allowed = strings.Join(e.Allow, ", ")
+	}
+	if e.Grants {
+		allowed += ", and the hosts and ports that the episode or build names itself"
+	}
+	ranges := make([]string, len(e.Refused))
+	for i, r := range e.Refused {
+		ranges[i] = r.String()
+	}
+	l := e.Limits
 	return []string{
-		"A network of its own with nothing in it but loopback: nothing outside is reached, nothing outside reaches in.",
-		"Sockets may be " + families + "; netlink is for " + strings.Join(p.file.Seccomp.NetlinkProtocols, ", ") + ". Every other family is refused.",
+		fmt.Sprintf("The one way out is a proxy for HTTP and CONNECT at 127.0.0.1:%d, which HTTP_PROXY and its like name; there is no name server.", e.Port),
+		"It reaches: " + allowed + ". Every other destination is refused, and all are in the record with their verdicts.",
+		"A name is looked up once, outside, and the address that was judged is the one that is dialled. No name leads to an address of the host itself, nor to " +
+			strings.Join(ranges, ", ") + ", unless the address or a range is itself on the list.",
+		fmt.Sprintf("Budgets of one sandbox: %d requests, %s a second over time, %d at once; %s sent, %s received; a connection may be silent for %s and last for %s.",
+			l.Requests, strconv.FormatFloat(l.RequestsPerSecond, 'g', -1, 64), l.Connections, bytesText(l.BytesUp), bytesText(l.BytesDown), l.Idle, l.Life),
 	}
 }
 
@@ -95,12 +122,16 @@ func (p *Policy) callWords() []string {
 			}
 		}
 	}
-	return []string{
+	lines := []string{
 		fmt.Sprintf("%d system calls are allowed, %d more with some arguments only; every other is refused.", len(names), len(conditional)),
 		"Calls of another architecture (32-bit, x32) end the process.",
 		"Mounts, new namespaces, kernel modules, bpf, io_uring, perf, userfaultfd and key rings are refused.",
 		"Of what Docker allows by default it refuses: " + strings.Join(p.file.Seccomp.Deny, ", ") + ".",
 	}
+	if len(p.file.Seccomp.Allow) > 0 {
+		lines = append(lines, "Beside that it allows: "+strings.Join(p.file.Seccomp.Allow, ", ")+".")
+	}
+	return lines
 }
 
 func (p *Policy) limitWords() []string {

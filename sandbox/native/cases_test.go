@@ -498,7 +498,7 @@ func TestProbe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, policy := range []string{"default", "strict"} {
+	for _, policy := range []string{"build", "default", "networked-allowlist", "strict"} {
 		t.Run(policy, func(t *testing.T) {
 			s := start(t, newLauncher(t), policy, policies.Limits{})
 			user := sandbox.User{}

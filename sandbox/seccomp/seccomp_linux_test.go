@@ -154,7 +154,7 @@ func interesting(p *specs.LinuxSeccomp, r *rand.Rand) [6]uint64 {
 
 func TestEveryNumberGetsTheProfilesAnswer(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"default", "strict"} {
+	for _, name := range []string{"build", "default", "networked-allowlist", "strict"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := policyProfile(t, name)
