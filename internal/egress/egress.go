@@ -51,6 +51,8 @@ type Host struct {
 	// the host's.
 	Roots *x509.CertPool
 	Log   *slog.Logger
+	// foreign lets endpoints lead to sockets of this very process, which serve tests.
+	foreign bool
 }
 
 // NewHost is the host as its kernel and its resolver show it.

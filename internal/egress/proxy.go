@@ -44,19 +44,10 @@ func (h *Host) Proxy(l net.Listener, rules Rules, ledger *Ledger) (io.Closer, er
 
 // handle serves the one request of a connection.
 func (p *proxy) handle(ctx context.Context, c net.Conn) {
-	br := bufio.NewReaderSize(c, 16<<10)
-	_ = c.SetReadDeadline(time.Now().Add(headTimeout))
-	head, err := readHead(br, p.rules.Limits.HeadBytes)
-	var r *request
-	no, bad := errors.AsType[*refusal](err)
-	switch {
-	case bad:
-	case err != nil: // nothing came: there was no request
+	r, br, no := p.read(c, parseHead)
+	if r == nil && no == nil {
 		return
-	default:
-		r, no = parseHead(head)
 	}
-	_ = c.SetReadDeadline(time.Time{})
 	if over := p.budget.request(); over != nil {
 		no = over
 	}
@@ -73,6 +64,22 @@ func (p *proxy) handle(ctx context.Context, c net.Conn) {
 	} else {
 		p.forward(ctx, c, br, r, seen)
 	}
+}
+
+// read reads a request's head. Neither a request nor a refusal means that none came.
+func (s *server) read(c net.Conn, parse func([]byte) (*request, *refusal)) (*request, *bufio.Reader, *refusal) {
+	br := bufio.NewReaderSize(c, 16<<10)
+	_ = c.SetReadDeadline(time.Now().Add(headTimeout))
+	head, err := readHead(br, s.budget.limits.HeadBytes)
+	_ = c.SetReadDeadline(time.Time{})
+	if no, bad := errors.AsType[*refusal](err); bad {
+		return nil, br, no
+	}
+	if err != nil {
+		return nil, br, nil
+	}
+	r, no := parse(head)
+	return r, br, no
 }
 
 // deny answers a request that is not served, and puts it on the ledger.
@@ -145,10 +152,15 @@ func (p *proxy) tunnel(ctx context.Context, c net.Conn, br *bufio.Reader, r *req
 	if _, err := io.WriteString(c, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		return
 	}
+	pipe(c, br, out)
+}
+
+// pipe carries both ways until both are done.
+func pipe(c net.Conn, from io.Reader, out *metered) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, err := io.Copy(onlyWriter{out}, br)
+		_, err := io.Copy(onlyWriter{out}, from)
 		_ = out.CloseWrite()
 		if err != nil {
 			_ = out.Conn.Close()
@@ -179,7 +191,10 @@ func (p *proxy) forward(ctx context.Context, c net.Conn, br *bufio.Reader, r *re
 	}
 	defer p.settle(ctx, seen, out)
 	defer func() { _ = out.Close() }()
-	trip := p.host.transport(r.target, in, out)
+	trip := transport(out)
+	if in.tls {
+		trip.TLSClientConfig = &tls.Config{ServerName: r.target.host(), RootCAs: p.host.Roots, MinVersion: tls.VersionTLS12}
+	}
 	defer trip.CloseIdleConnections()
 	resp, err := trip.RoundTrip(r.outgoing(ctx, in, &body{c: c, br: br, r: r}))
 	if err != nil {
@@ -204,7 +219,7 @@ func (m *metered) refusal(otherwise *refusal) *refusal {
 }
 
 // transport makes one request over the connection that is there.
-func (h *Host) transport(t target, in injection, out net.Conn) *http.Transport {
+func transport(out net.Conn) *http.Transport {
 	once := func(context.Context, string, string) (net.Conn, error) {
 		if out == nil {
 			return nil, errors.New("there is one connection alone")
@@ -213,33 +228,35 @@ func (h *Host) transport(t target, in injection, out net.Conn) *http.Transport {
 		out = nil
 		return c, nil
 	}
-	tr := &http.Transport{
+	return &http.Transport{
 		DialContext: once, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 256 << 10,
 		TLSHandshakeTimeout: dialTimeout,
 	}
-	if in.tls {
-		tr.TLSClientConfig = &tls.Config{ServerName: t.host(), RootCAs: h.Roots, MinVersion: tls.VersionTLS12}
-	}
-	return tr
 }
 
 // outgoing is the request as it goes out: made of what was understood.
 func (r *request) outgoing(ctx context.Context, in injection, b *body) *http.Request {
-	u := *r.url
-	u.Scheme, u.Host = "http", r.target.authority(80)
+	scheme, host := "http", r.target.authority(80)
 	if in.tls {
-		u.Scheme, u.Host = "https", r.target.authority(443)
+		scheme, host = "https", r.target.authority(443)
 	}
+	req := r.rewrite(ctx, scheme, host, b)
+	for _, s := range in.headers {
+		req.Header.Set(s.Header, s.Value)
+	}
+	return req
+}
+
+// rewrite makes the request anew, to host.
+func (r *request) rewrite(ctx context.Context, scheme, host string, b io.ReadCloser) *http.Request {
+	u := r.url
 	h := endToEnd(r.header)
 	if _, ok := h["User-Agent"]; !ok {
 		h["User-Agent"] = nil // or Go adds its own
 	}
-	for _, s := range in.headers {
-		h.Set(s.Header, s.Value)
-	}
 	req := (&http.Request{
-		Method: r.method, URL: &url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath, RawQuery: u.RawQuery, ForceQuery: u.ForceQuery},
-		Host: u.Host, Header: h, ContentLength: r.length, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Method: r.method, URL: &url.URL{Scheme: scheme, Host: host, Path: u.Path, RawPath: u.RawPath, RawQuery: u.RawQuery, ForceQuery: u.ForceQuery},
+		Host: host, Header: h, ContentLength: r.length, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}).WithContext(ctx)
 	if r.length != 0 {
 		req.Body = b
@@ -295,7 +312,7 @@ func writeResponse(c net.Conn, resp *http.Response, r *request) error {
 	}
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		// It was not asked to: an Upgrade does not travel on.
-		_, err := c.Write(refuse(Unreachable, "%s wants to speak another protocol", r.target.host()).answer())
+		_, err := c.Write(refuse(Broken, "the service wants to speak another protocol").answer())
 		return err
 	}
 	if _, after, ok := strings.Cut(resp.Status, " "); !ok || after == "" {

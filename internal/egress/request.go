@@ -65,37 +65,66 @@ func readHead(br *bufio.Reader, max int) ([]byte, error) {
 // parseHead reads the head of a request to a proxy. It is strict where programs differ:
 // whoever forwards a request that two programs read differently lets one hide in another.
 func parseHead(head []byte) (*request, *refusal) {
+	r, text, no := parseLines(head)
+	if no != nil {
+		return nil, no
+	}
+	if no := r.setTarget(text); no != nil {
+		return nil, no
+	}
+	return r, nil
+}
+
+// parseOrigin reads the head of a request to a server, which names no other host.
+func parseOrigin(head []byte) (*request, *refusal) {
+	r, text, no := parseLines(head)
+	if no != nil {
+		return nil, no
+	}
+	if no := checkText(text); no != nil {
+		return nil, no
+	}
+	u, err := url.ParseRequestURI(text)
+	if err != nil || !strings.HasPrefix(text, "/") || strings.HasPrefix(text, "//") {
+		return nil, refuse(BadRequest, "the target %.100q is not /PATH", text)
+	}
+	if len(r.header["Host"]) > 1 {
+		return nil, refuse(BadRequest, "more than one Host header")
+	}
+	r.url = u
+	return r, nil
+}
+
+// parseLines reads all of a head but what its target means.
+func parseLines(head []byte) (*request, string, *refusal) {
 	lines := strings.Split(string(head), "\r\n")
 	if len(lines) < 3 || lines[len(lines)-1] != "" || lines[len(lines)-2] != "" {
-		return nil, refuse(BadRequest, "the request is not whole")
+		return nil, "", refuse(BadRequest, "the request is not whole")
 	}
 	line, fields := lines[0], lines[1:len(lines)-2]
 	r := &request{}
 	words := strings.Split(line, " ")
 	if len(words) != 3 {
-		return nil, refuse(BadRequest, "the request line %.100q is not METHOD TARGET VERSION", line)
+		return nil, "", refuse(BadRequest, "the request line %.100q is not METHOD TARGET VERSION", line)
 	}
 	r.method = words[0]
 	if !httpguts.ValidHeaderFieldName(r.method) || len(r.method) > maxMethodText {
-		return nil, refuse(BadRequest, "the method %.40q is no word", r.method)
+		return nil, "", refuse(BadRequest, "the method %.40q is no word", r.method)
 	}
 	switch words[2] {
 	case "HTTP/1.1":
 	case "HTTP/1.0":
 		r.http10 = true
 	default:
-		return nil, refuse(BadRequest, "the version %.20q is not HTTP/1.1", words[2])
+		return nil, "", refuse(BadRequest, "the version %.20q is not HTTP/1.1", words[2])
 	}
 	if no := r.setFields(fields); no != nil {
-		return nil, no
+		return nil, "", no
 	}
 	if no := r.setLength(); no != nil {
-		return nil, no
+		return nil, "", no
 	}
-	if no := r.setTarget(words[1]); no != nil {
-		return nil, no
-	}
-	return r, nil
+	return r, words[1], nil
 }
 
 // setFields reads the header fields.
@@ -152,13 +181,10 @@ func (r *request) setLength() *refusal {
 
 // setTarget finds where the request goes. The line and the Host header must agree.
 func (r *request) setTarget(text string) *refusal {
-	if len(text) > maxTargetURL {
-		return refuse(BadRequest, "the target has %d bytes, at most %d are allowed", len(text), maxTargetURL)
+	no := checkText(text)
+	if no != nil {
+		return no
 	}
-	if i := strings.IndexFunc(text, func(c rune) bool { return c <= ' ' || c >= 0x7f }); i >= 0 {
-		return refuse(BadRequest, "the target holds a character that must be escaped")
-	}
-	var no *refusal
 	if r.method == http.MethodConnect {
 		r.connect = true
 		if r.length != 0 {
@@ -172,6 +198,17 @@ func (r *request) setTarget(text string) *refusal {
 		return no
 	}
 	return r.checkHost()
+}
+
+// checkText says what is wrong with a target, whatever it means.
+func checkText(text string) *refusal {
+	if len(text) > maxTargetURL {
+		return refuse(BadRequest, "the target has %d bytes, at most %d are allowed", len(text), maxTargetURL)
+	}
+	if i := strings.IndexFunc(text, func(c rune) bool { return c <= ' ' || c >= 0x7f }); i >= 0 {
+		return refuse(BadRequest, "the target holds a character that must be escaped")
+	}
+	return nil
 }
 
 // setURL reads the absolute form, the one that is sent to a proxy.

@@ -1,0 +1,51 @@
+package egress
+
+import (
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+)
+
+// Target is where an endpoint leads: a socket of the host, or a port.
+type Target struct {
+	network, address string
+}
+
+// maxSocketPath is what a socket's name may have.
+const maxSocketPath = 107
+
+// ParseTarget reads unix:/PATH or HOST:PORT. HOST is looked up by the host's own resolver and
+// may be anything that the daemon reaches: it is the client that names it, never a sandbox.
+func ParseTarget(text string) (Target, error) {
+	if path, ok := strings.CutPrefix(text, "unix:"); ok {
+		if !filepath.IsAbs(path) || filepath.Clean(path) != path || strings.ContainsRune(path, 0) || len(path) > maxSocketPath {
+			return Target{}, fmt.Errorf("%.200q: want unix: and a clean absolute path of at most %d bytes", text, maxSocketPath)
+		}
+		return Target{network: "unix", address: path}, nil
+	}
+	host, port, err := net.SplitHostPort(text)
+	if err != nil || host == "" || strings.ContainsAny(host, "/@ ") {
+		return Target{}, fmt.Errorf("%.200q: want unix:/PATH or HOST:PORT", text)
+	}
+	if _, err := parsePort(port); err != nil {
+		return Target{}, fmt.Errorf("%.200q: %w", text, err)
+	}
+	return Target{network: "tcp", address: text}, nil
+}
+
+// String is what ParseTarget reads.
+func (t Target) String() string {
+	if t.network == "unix" {
+		return "unix:" + t.address
+	}
+	return t.address
+}
+
+// hostHeader is what requests call the target.
+func (t Target) hostHeader() string {
+	if t.network == "unix" {
+		return "localhost"
+	}
+	return t.address
+}
