@@ -47,6 +47,9 @@ type attempt struct {
 	dir     string
 	workdir string
 	program *program // of a spec with one
+	// doors serve what the sandbox reaches; nil where it reaches nothing.
+	doors     *doors
+	exchanges *exchangeLog
 
 	agent, wall *clock
 	paused      *clock
@@ -276,7 +279,10 @@ func (a *attempt) start(ctx context.Context) error {
 	if a.journal, err = a.r.cfg.Record.Journal(a.key, a.n); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
-	return a.fillBox(ctx)
+	if err := a.fillBox(ctx); err != nil {
+		return err
+	}
+	return a.openNetwork()
 }
 
 // takeBox takes the best there is in stock.
@@ -305,7 +311,10 @@ func (a *attempt) fillBox(ctx context.Context) error {
 
 // kind is what the attempt's sandbox depends on.
 func (a *attempt) kind() kind {
-	return kind{world: a.plan.World, policy: a.plan.PolicyHash, workdir: a.workdir, limits: a.plan.effective()}
+	return kind{
+		world: a.plan.World, policy: a.plan.PolicyHash, workdir: a.workdir, limits: a.plan.effective(),
+		listen: listOf(a.plan.Network.ports()),
+	}
 }
 
 // fill forks a world for a box and starts its sandbox. The box has what was made before an
@@ -320,7 +329,7 @@ func (r *Runner) fill(ctx context.Context, k kind, pol *policies.Policy, b box) 
 		return b, fmt.Errorf("policy %s: %w", pol.Name(), err)
 	}
 	spec := sandbox.Spec{
-		Name: b.name, IDs: b.ids, OCI: oci,
+		Name: b.name, IDs: b.ids, OCI: oci, Listen: k.listen.ports(),
 		Root: sandbox.Root{Upper: sandbox.Upper{Bytes: k.limits.DiskBytes, Inodes: k.limits.Inodes, OnDisk: k.limits.OnDisk()}},
 	}
 	if k.layer != "" {

@@ -464,6 +464,7 @@ func (a *attempt) record(ctx context.Context, c *callState, entry *callEntry) er
 	if !reads[c.spec.Tool] {
 		a.findChanges(ctx, c)
 	}
+	a.noteNetwork(c)
 	a.checkLimits(ctx, c)
 	line := journalLine{Seq: c.spec.Seq, Call: c.spec, Result: c.res}
 	stdinSHA := ""

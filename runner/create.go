@@ -107,6 +107,9 @@ func (r *Runner) resolve(ctx context.Context, key Key, spec EpisodeSpec) (Plan, 
 	if err != nil {
 		return fail(err)
 	}
+	if err := r.checkNetwork(&plan.Network); err != nil {
+		return fail(err)
+	}
 	return plan, world, pol, run, nil
 }
 
@@ -147,6 +150,7 @@ func (r *Runner) placeLocked(ctx context.Context, key Key, run Run, plan Plan, w
 		if err := live.attach(key.Owner, spec.Lease, run.Generation); err != nil {
 			return nil, Created{}, nil, err
 		}
+		live.lead(spec.Endpoints)
 		return live, Created{Kept: true}, nil, nil
 	}
 	return r.placeEnded(ctx, key, run, all, plan, world, pol)

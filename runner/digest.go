@@ -118,6 +118,12 @@ func digestDoc(p *Plan) map[string]any {
 	set("prepare", s.Prepare, s.Prepare == nil)
 	set("leftovers", s.Leftovers, s.Leftovers == "")
 	set("retry_seed", s.RetrySeed, s.RetrySeed == "")
+	if n := p.Network; len(s.Network.Allow) > 0 || len(n.Secrets) > 0 {
+		doc["network"] = NetworkSpec{Allow: n.Allow, Secrets: n.Secrets}
+	}
+	// Where an endpoint leads is left out: a server that was started anew elsewhere is the
+	// same service. So are its port's other names in the environment.
+	set("endpoints", p.Network.Endpoints, len(p.Network.Endpoints) == 0)
 	return doc
 }
 

@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/paddock-run/paddock/internal/egress"
 	"github.com/paddock-run/paddock/overlay"
 	"github.com/paddock-run/paddock/sandbox"
 )
@@ -48,6 +49,8 @@ type Plan struct {
 	Env        []string `json:"env"`
 	EnvSeed    uint32   `json:"env_seed"`
 	SampleSeed uint32   `json:"sample_seed"`
+	// Network is what the sandbox reaches.
+	Network PlanNetwork `json:"network,omitzero"`
 }
 
 // Episode is one episode with all its attempts.
@@ -104,11 +107,14 @@ type Attempt struct {
 	Capture *CaptureSummary `json:"capture,omitempty"`
 	Answer  json.RawMessage `json:"answer,omitempty"`
 	Payload *PayloadSummary `json:"payload,omitempty"`
-	IDs     sandbox.IDMap   `json:"ids"`
-	Created time.Time       `json:"created"`
-	Ready   time.Time       `json:"ready,omitzero"`
-	EndedAt time.Time       `json:"ended_at,omitzero"`
-	DoneAt  time.Time       `json:"done_at,omitzero"`
+	// Network is what was asked for, Exchanges what the endpoints carried; nil is nothing.
+	Network   *NetworkSummary   `json:"network,omitempty"`
+	Exchanges *ExchangesSummary `json:"exchanges,omitempty"`
+	IDs       sandbox.IDMap     `json:"ids"`
+	Created   time.Time         `json:"created"`
+	Ready     time.Time         `json:"ready,omitzero"`
+	EndedAt   time.Time         `json:"ended_at,omitzero"`
+	DoneAt    time.Time         `json:"done_at,omitzero"`
 	// Notes are things that people should know: a dropped torn record, a failed clean-up.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -230,6 +236,10 @@ type CallResult struct {
 	// there were more than are listed.
 	Changes     []FileChange `json:"changes,omitempty"`
 	MoreChanges bool         `json:"more_changes,omitempty"`
+	// Network is what was asked for since the call before, by this call or by what ran beside
+	// it; MoreNetwork counts what is not listed.
+	Network     []egress.Seen `json:"network,omitempty"`
+	MoreNetwork int64         `json:"more_network,omitempty"`
 	// Hints say which of the policy's refusals is likely behind a failure.
 	Hints []string `json:"hints,omitempty"`
 

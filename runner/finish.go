@@ -204,6 +204,7 @@ func (a *attempt) quiesce(ctx context.Context) End {
 			end = End{Status: Errored, Cause: Platform, Step: "stop", Evidence: []string{err.Error()}}
 		}
 	}
+	a.closeNetwork()
 	if fate := a.sb.Fate(); fate.Kind == "launcher_died" && end.Cause == Agent {
 		end = fateEnd(fate)
 	}
@@ -248,6 +249,10 @@ func (a *attempt) recordEnd(ctx context.Context, end *End, graded bool, began ti
 			*end = storageEnd("host_disk", err)
 		}
 	}
+	exchanges, err := a.exchanges.finish()
+	if err != nil && end.Cause == Agent {
+		*end = storageEnd("host_disk", err)
+	}
 	if payload != nil {
 		if err := a.r.cfg.Record.SavePayload(ctx, a.key, a.n, payload); err != nil && end.Cause == Agent {
 			*end = storageEnd("host_disk", err)
@@ -257,9 +262,10 @@ func (a *attempt) recordEnd(ctx context.Context, end *End, graded bool, began ti
 	if graded && end.Cause == Agent {
 		next = Ended
 	}
-	err := a.to(ctx, next, Synced, func(rec *Attempt) {
+	err = a.to(ctx, next, Synced, func(rec *Attempt) {
 		rec.End = end
 		rec.Answer = a.answer
+		rec.Network, rec.Exchanges = a.doors.summary(), exchanges
 		if payload != nil {
 			rec.Payload = &PayloadSummary{Bytes: int64(len(payload)), SHA256: hexSum(payload)}
 		}
@@ -375,6 +381,7 @@ func (r *Runner) attachScores(ctx context.Context, key Key, n int, scores []Scor
 
 // release gives back everything the attempt holds. It may be called after any step of start.
 func (a *attempt) release() {
+	a.closeNetwork()
 	if a.sandbox != "" {
 		a.r.stock.drop(box{name: a.sandbox, ids: a.ids, sb: a.sb})
 	}

@@ -75,7 +75,15 @@ func (r *Runner) checkGrader(g *GraderSpec) error {
 		zero := 0.0
 		g.OnNoVerdict = &zero
 	}
-	if _, err := r.graderPolicy(g); err != nil {
+	pol, err := r.graderPolicy(g)
+	if err != nil {
+		return err
+	}
+	n, err := planNetwork(g.Network, nil, pol)
+	if err == nil {
+		err = r.checkNetwork(&n)
+	}
+	if err != nil {
 		return err
 	}
 	for _, c := range []struct {

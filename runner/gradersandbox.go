@@ -24,6 +24,7 @@ type graderRun struct {
 	exit           sandbox.Exit
 	verdict        []byte
 	stdout, stderr string
+	network        *NetworkSummary
 	memory         int64 // the limit
 	// bootFailed: a start command of mode boot ended badly, so the grader did not run.
 	bootFailed bool
@@ -63,9 +64,19 @@ func (g *grading) run(ctx context.Context) (graderRun, error) {
 	if err != nil {
 		return graderRun{}, fmt.Errorf("start sandbox: %w", err)
 	}
+	pol, err := g.r.graderPolicy(g.spec)
+	if err != nil {
+		return graderRun{}, errors.Join(err, sb.Close())
+	}
+	d, err := g.r.openDoors(sb, doorsFor{plan: &g.network, policy: pol, network: g.spec.Network})
+	if err != nil {
+		return graderRun{}, errors.Join(err, sb.Close())
+	}
 	run, err := g.inside(ctx, sb)
 	run.memory = memory
-	return run, errors.Join(err, sb.Close())
+	err = errors.Join(err, d.close(), sb.Close())
+	run.network = d.summary()
+	return run, err
 }
 
 func (g *grading) sandboxSpec(layer string) (sandbox.Spec, int64, error) {
@@ -85,8 +96,11 @@ func (g *grading) sandboxSpec(layer string) (sandbox.Spec, int64, error) {
 	if err != nil {
 		return sandbox.Spec{}, 0, fmt.Errorf("policy %s: %w", pol.Name(), err)
 	}
+	if g.network, err = planNetwork(g.spec.Network, nil, pol); err != nil {
+		return sandbox.Spec{}, 0, err
+	}
 	s := sandbox.Spec{
-		Name: g.r.sandboxName(), IDs: g.in.IDs, OCI: oci,
+		Name: g.r.sandboxName(), IDs: g.in.IDs, OCI: oci, Listen: g.network.ports(),
 		Root: sandbox.Root{
 			Lowers: []sandbox.Lower{{Path: layer, Shifted: true}},
 			Upper:  sandbox.Upper{Bytes: eff.DiskBytes, Inodes: eff.Inodes, OnDisk: eff.OnDisk()},
@@ -207,7 +221,7 @@ func (g *grading) command() (sandbox.Command, error) {
 		"PADDOCK_TASK=" + g.in.Plan.Spec.Task,
 	}
 	return sandbox.Command{
-		Env: mergeEnv(pol.Env(g.in.Plan.EnvSeed), own, envList(g.spec.Env)),
+		Env: mergeEnv(pol.Env(g.in.Plan.EnvSeed), g.network.env(), own, envList(g.spec.Env)),
 		Dir: g.spec.Dir, User: who, Umask: pol.Umask(),
 	}, nil
 }

@@ -69,6 +69,8 @@ type ScoreResult struct {
 	Weight  float64  `json:"weight"`
 	Tries   int      `json:"tries"`
 	Seconds float64  `json:"seconds"`
+	// Network is what the grader's sandbox asked for.
+	Network *NetworkSummary `json:"network,omitempty"`
 	// Stdout and Stderr are the grader's own output, head and tail, for people.
 	Stdout string `json:"stdout,omitempty"`
 	Stderr string `json:"stderr,omitempty"`

@@ -215,7 +215,11 @@ func makePlan(spec *EpisodeSpec, run Run, world overlay.World, pol *policies.Pol
 		Budgets:  budgetsOf(spec.Budgets),
 		EnvSeed:  envSeed(spec, run.Seed, spec.ID), SampleSeed: sampleSeed(spec, run.Seed, spec.ID, 1),
 	}
-	p.Env = mergeEnv(pol.Env(p.EnvSeed), world.Config.Env, envList(spec.Env))
+	if p.Network, err = planNetwork(spec.Network, spec.Endpoints, pol); err != nil {
+		return Plan{}, err
+	}
+	// After the world's: an image may still name the proxy of the host that built it.
+	p.Env = mergeEnv(pol.Env(p.EnvSeed), world.Config.Env, p.Network.env(), envList(spec.Env))
 	if p.Digest, err = digestOf(digestDoc(&p)); err != nil {
 		return Plan{}, err
 	}

@@ -110,7 +110,7 @@ func shelfName(owner string, p *Plan, pol *policies.Policy, world overlay.World)
 	return digestOf(map[string]any{
 		"owner": owner, "world": p.World, "policy": p.PolicyHash, "prepare": p.Spec.Prepare,
 		"limits":   []any{l.CPUs, l.MemoryBytes, l.DiskBytes, l.Inodes, l.Pids},
-		"requests": p.Requests, "env": seedless(p, pol, world.Config.Env),
+		"requests": p.Requests, "listen": p.Network.ports(), "env": seedless(p, pol, world.Config.Env),
 	})
 }
 

@@ -22,7 +22,7 @@ import (
 	"github.com/paddock-run/paddock/sandbox"
 )
 
-// Config is what a Runner works with; all fields but Sockets, Log and Faults are needed.
+// Config is what a Runner works with; all fields but Sockets, Egress, Log and Faults are needed.
 type Config struct {
 	// Root is the store's directory; the runner writes only below Root/run.
 	Root     string
@@ -33,7 +33,9 @@ type Config struct {
 	Host     policies.Host
 	IDs      *sandbox.IDPool
 	Sockets  EpisodeSockets
-	Log      *slog.Logger
+	// Egress serves proxies and endpoints; without it specs that need one are refused.
+	Egress Egress
+	Log    *slog.Logger
 	// Faults, when set, fails a share of first attempts on purpose.
 	Faults *Faults
 	// MaxQueue bounds the episodes that wait for capacity; 0 is DefaultMaxQueue.
@@ -91,6 +93,9 @@ type Runner struct {
 func New(ctx context.Context, cfg Config) (*Runner, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := checkPolicies(cfg.Policies); err != nil {
+		return nil, err
 	}
 	own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	r := &Runner{

@@ -92,6 +92,8 @@ type grading struct {
 	in     *EndState
 	digest string
 	spec   *GraderSpec
+	// network is what its sandbox reaches.
+	network PlanNetwork
 }
 
 // settle runs the grader until there is a verdict or it is known who is to blame: a
@@ -111,7 +113,7 @@ func (g *grading) settle(ctx context.Context) ScoreResult {
 			continue
 		}
 		v, err := run.read(g.spec)
-		s = ScoreResult{Status: run.status(), Cause: Agent, Tries: tries, Stdout: run.stdout, Stderr: run.stderr}
+		s = ScoreResult{Status: run.status(), Cause: Agent, Tries: tries, Stdout: run.stdout, Stderr: run.stderr, Network: run.network}
 		if err == nil {
 			return g.spoken(s, v)
 		}

@@ -57,6 +57,11 @@ type EpisodeSpec struct {
 	// Prepare, when set, is a program that the episode starts with.
 	Prepare *ProgramSpec `json:"prepare,omitempty"`
 
+	// Network are hosts beside the policy's, Endpoints ports inside that lead to services of
+	// the client's, under any policy.
+	Network   NetworkSpec             `json:"network,omitzero"`
+	Endpoints map[string]EndpointSpec `json:"endpoints,omitempty"`
+
 	EnvSeed    *uint32 `json:"env_seed,omitempty"`
 	SampleSeed *uint32 `json:"sample_seed,omitempty"`
 	RetrySeed  string  `json:"retry_seed,omitempty"` // "same" or "fresh"
@@ -138,6 +143,9 @@ type GraderSpec struct {
 	User    string            `json:"user,omitempty"`
 	Policy  string            `json:"policy,omitempty"` // "strict" by default
 	Limits  Limits            `json:"limits,omitzero"`
+	// Network are hosts that the grader reaches, where its policy has a network: the agent's
+	// are not the grader's.
+	Network NetworkSpec `json:"network,omitzero"`
 	// Verdict is "json" (default) or "exit_code".
 	Verdict string `json:"verdict,omitempty"`
 	// Mode is "fresh" (default) or "boot"; Boot are the start commands of boot.

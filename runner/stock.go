@@ -44,6 +44,7 @@ const (
 type kind struct {
 	world, policy, workdir string
 	limits                 policies.Limits
+	listen                 portList
 	// layer is the directory of a prepared layer on the world, "" for none. It may be gone
 	// any time nobody uses it, so nothing is kept warm on one.
 	layer string

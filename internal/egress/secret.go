@@ -126,6 +126,9 @@ type UnknownSecretError struct{ Name string }
 
 func (e *UnknownSecretError) Error() string { return fmt.Sprintf("unknown secret %q", e.Name) }
 
+// HasSecrets says which of the named secrets the host has not, as an *UnknownSecretError.
+func (h *Host) HasSecrets(names []string) error { return h.Secrets.Check(names) }
+
 // Check says whether the host has the secrets of that name.
 func (s Secrets) Check(names []string) error {
 	for _, n := range names {

@@ -1,6 +1,7 @@
 package fake
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -268,10 +269,20 @@ func (sh *shell) rm(files []string) int {
 	return 0
 }
 
-// nc sends standard input to a listener of the sandbox and prints what it answers.
+// nc sends standard input, or a file named by a third word, to a listener of the sandbox and
+// prints what it answers.
 func (sh *shell) nc(args []string) int {
-	if len(args) != 2 {
+	if len(args) < 2 || len(args) > 3 {
 		return 1
+	}
+	stdin := sh.p.cmd.Stdin
+	if len(args) == 3 {
+		var file bytes.Buffer
+		if _, err := sh.p.s.tree.Read(context.Background(), sandbox.User{}, sh.path(args[2]), &file, 0, -1); err != nil {
+			_, _ = fmt.Fprintf(sh.err, "nc: %v\n", err)
+			return 1
+		}
+		stdin = &file
 	}
 	var d net.Dialer
 	c, err := d.DialContext(context.Background(), "tcp", sh.p.s.ports[args[1]])
@@ -280,8 +291,8 @@ func (sh *shell) nc(args []string) int {
 		return 1
 	}
 	defer func() { _ = c.Close() }()
-	if sh.p.cmd.Stdin != nil {
-		if _, err := io.Copy(c, sh.p.cmd.Stdin); err != nil {
+	if stdin != nil {
+		if _, err := io.Copy(c, stdin); err != nil {
 			return 1
 		}
 	}
