@@ -237,6 +237,12 @@ func (c *Client) Trajectory(ctx context.Context, k Key, attempt int, w io.Writer
 	return c.copy(ctx, call{method: http.MethodGet, path: k.path() + "/trajectory", query: attemptQuery(attempt)}, w)
 }
 
+// Exchanges writes what the endpoints of an attempt carried, one JSON object a line; attempt
+// 0 is the last.
+func (c *Client) Exchanges(ctx context.Context, k Key, attempt int, w io.Writer) error {
+	return c.copy(ctx, call{method: http.MethodGet, path: k.path() + "/exchanges", query: attemptQuery(attempt)}, w)
+}
+
 // Payload writes what finish was given; attempt 0 is the last.
 func (c *Client) Payload(ctx context.Context, k Key, attempt int, w io.Writer) error {
 	return c.copy(ctx, call{method: http.MethodGet, path: k.path() + "/payload", query: attemptQuery(attempt)}, w)

@@ -45,6 +45,9 @@ type EpisodeSpec struct {
 	Tools     []Tool           `json:"tools,omitempty" doc:"beside the world's own"`
 	Graders   []WeightedGrader `json:"graders,omitempty"`
 
+	Network   NetworkSpec             `json:"network,omitzero" doc:"hosts beside the policy's own, where it has a network"`
+	Endpoints map[string]EndpointSpec `json:"endpoints,omitempty" doc:"ports of the sandbox's loopback that lead to services, under any policy"`
+
 	EnvSeed    *uint32 `json:"env_seed,omitempty"`
 	SampleSeed *uint32 `json:"sample_seed,omitempty"`
 	RetrySeed  string  `json:"retry_seed,omitempty" doc:"same (default) or fresh"`
@@ -138,6 +141,7 @@ type Score struct {
 	Weight   float64            `json:"weight"`
 	Tries    int                `json:"tries"`
 	Seconds  float64            `json:"seconds"`
+	Network  *NetworkSummary    `json:"network,omitempty"`
 	Stdout   string             `json:"stdout,omitempty"`
 	Stderr   string             `json:"stderr,omitempty"`
 }
@@ -238,6 +242,7 @@ type GraderSpec struct {
 	User        string                `json:"user,omitempty"`
 	Policy      string                `json:"policy,omitempty" doc:"strict by default"`
 	Limits      Limits                `json:"limits,omitzero"`
+	Network     NetworkSpec           `json:"network,omitzero" doc:"the agent's hosts are not the grader's"`
 	Verdict     string                `json:"verdict,omitempty" doc:"json (default) or exit_code"`
 	Mode        string                `json:"mode,omitempty" doc:"fresh (default) or boot"`
 	Boot        [][]string            `json:"boot,omitempty"`

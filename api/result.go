@@ -53,6 +53,8 @@ type Effective struct {
 	Budgets  Budgets  `json:"budgets"`
 	// DiskOn is what holds the files that the episode writes.
 	DiskOn string `json:"disk_on" doc:"tmpfs (in memory, part of the memory budget), project, loop, btrfs or none (no limit)"`
+	// Network is what the sandbox reaches.
+	Network EffectiveNetwork `json:"network,omitzero"`
 }
 
 // LeaseState is the lease in force.
@@ -75,19 +77,21 @@ type Attempt struct {
 	Valid      bool     `json:"valid"`
 	Superseded bool     `json:"superseded,omitempty" doc:"another attempt counts instead"`
 
-	Digests     Digests         `json:"digests"`
-	Clocks      Clocks          `json:"clocks"`
-	Usage       Usage           `json:"usage"`
-	Calls       int64           `json:"calls"`
-	OutputBytes int64           `json:"output_bytes"`
-	Capture     *CaptureSummary `json:"capture,omitempty"`
-	Answer      json.RawMessage `json:"answer,omitempty"`
-	Payload     *PayloadSummary `json:"payload,omitempty"`
-	Created     time.Time       `json:"created"`
-	Ready       time.Time       `json:"ready,omitzero"`
-	EndedAt     time.Time       `json:"ended_at,omitzero"`
-	DoneAt      time.Time       `json:"done_at,omitzero"`
-	Notes       []string        `json:"notes,omitempty"`
+	Digests     Digests           `json:"digests"`
+	Clocks      Clocks            `json:"clocks"`
+	Usage       Usage             `json:"usage"`
+	Calls       int64             `json:"calls"`
+	OutputBytes int64             `json:"output_bytes"`
+	Capture     *CaptureSummary   `json:"capture,omitempty"`
+	Answer      json.RawMessage   `json:"answer,omitempty"`
+	Payload     *PayloadSummary   `json:"payload,omitempty"`
+	Network     *NetworkSummary   `json:"network,omitempty" doc:"what was asked for"`
+	Exchanges   *ExchangesSummary `json:"exchanges,omitempty" doc:"what the endpoints carried"`
+	Created     time.Time         `json:"created"`
+	Ready       time.Time         `json:"ready,omitzero"`
+	EndedAt     time.Time         `json:"ended_at,omitzero"`
+	DoneAt      time.Time         `json:"done_at,omitzero"`
+	Notes       []string          `json:"notes,omitempty"`
 }
 
 // Digests are the four digests of an attempt, each compared alone.
@@ -189,14 +193,16 @@ type CallResult struct {
 	Count   int64      `json:"count,omitempty" doc:"entries that upload unpacked"`
 	Session string     `json:"session,omitempty"`
 
-	Usage       Usage     `json:"usage"`
-	Changes     []Changed `json:"changes,omitempty" doc:"paths that changed since the call before"`
-	MoreChanges bool      `json:"more_changes,omitempty"`
-	Hints       []string  `json:"hints,omitempty" doc:"which of the policy's refusals is likely behind a failure"`
-	Started     time.Time `json:"started"`
-	TookS       float64   `json:"took_s"`
-	Kept        bool      `json:"kept,omitempty" doc:"the kept answer to an earlier request with this number"`
-	End         *End      `json:"end,omitempty" doc:"set when this call ended the episode"`
+	Usage       Usage         `json:"usage"`
+	Changes     []Changed     `json:"changes,omitempty" doc:"paths that changed since the call before"`
+	MoreChanges bool          `json:"more_changes,omitempty"`
+	Network     []Destination `json:"network,omitempty" doc:"what was asked for since the call before"`
+	MoreNetwork int64         `json:"more_network,omitempty" doc:"requests for destinations beyond those listed"`
+	Hints       []string      `json:"hints,omitempty" doc:"which of the policy's refusals is likely behind a failure"`
+	Started     time.Time     `json:"started"`
+	TookS       float64       `json:"took_s"`
+	Kept        bool          `json:"kept,omitempty" doc:"the kept answer to an earlier request with this number"`
+	End         *End          `json:"end,omitempty" doc:"set when this call ended the episode"`
 }
 
 // StdoutRaw is the beginning of stdout (all of it, unless StdoutDropped is above 0) as the

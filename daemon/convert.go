@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/paddock-run/paddock/api"
+	"github.com/paddock-run/paddock/internal/egress"
 	"github.com/paddock-run/paddock/overlay"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
@@ -25,10 +26,37 @@ func episodeSpec(in api.EpisodeSpec) runner.EpisodeSpec {
 		Requests: runner.Requests{CPUs: in.Requests.CPUs, MemoryBytes: int64(in.Requests.Memory)},
 		Budgets:  runner.Budgets(in.Budgets), Leftovers: in.Leftovers,
 		Tools:   mapAll(in.Tools, func(t api.Tool) overlay.Tool { return overlay.Tool(t) }),
-		Graders: weighted(in.Graders), EnvSeed: in.EnvSeed, SampleSeed: in.SampleSeed, RetrySeed: in.RetrySeed,
+		Graders: weighted(in.Graders), Network: runner.NetworkSpec(in.Network), Endpoints: endpoints(in.Endpoints), EnvSeed: in.EnvSeed, SampleSeed: in.SampleSeed, RetrySeed: in.RetrySeed,
 		Labels: in.Labels, Retries: in.Retries, Priority: in.Priority, Lease: runner.LeaseSpec(in.Lease),
 		OnConflict: in.OnConflict, Attempt: in.Attempt,
 	}
+}
+
+func endpoints(in map[string]api.EndpointSpec) map[string]runner.EndpointSpec {
+	if in == nil {
+		return nil
+	}
+	out := map[string]runner.EndpointSpec{}
+	for name, e := range in {
+		out[name] = runner.EndpointSpec(e)
+	}
+	return out
+}
+
+func wireSeen(all []egress.Seen) []api.Destination {
+	return mapAll(all, func(s egress.Seen) api.Destination {
+		return api.Destination{
+			Host: s.Host, Port: s.Port, Endpoint: s.Endpoint, Address: s.Address, Method: s.Method, Verdict: string(s.Verdict),
+			Count: s.Count, BytesUp: s.Up, BytesDown: s.Down,
+		}
+	})
+}
+
+func wireNetwork(n *runner.NetworkSummary) *api.NetworkSummary {
+	if n == nil {
+		return nil
+	}
+	return &api.NetworkSummary{Seen: notNil(wireSeen(n.Seen)), More: n.More, Refused: n.Refused}
 }
 
 func limits(in api.Limits) runner.Limits {
@@ -59,6 +87,7 @@ func wireEpisode(e runner.Episode) api.Episode {
 			Requests: api.Requests{CPUs: e.Plan.Requests.CPUs, Memory: api.Size(e.Plan.Requests.MemoryBytes)},
 			Budgets:  api.Budgets(e.Plan.Budgets),
 			DiskOn:   e.Plan.DiskOn,
+			Network:  api.EffectiveNetwork(e.Plan.Network),
 		},
 		Clamped: e.Plan.Clamped, Env: e.Plan.Env, EnvSeed: e.Plan.EnvSeed, SampleSeed: e.Plan.SampleSeed,
 		Labels: spec.Labels, Input: compact(spec.Input), BranchOf: (*api.BranchOf)(spec.BranchOf), State: string(e.State), QueuePosition: e.QueuePosition,
@@ -72,7 +101,11 @@ func wireAttempt(a runner.Attempt) api.Attempt {
 		End: wireEnd(a.End), Scores: mapAll(a.Scores, wireScore), Reward: a.Reward, Valid: a.Valid, Superseded: a.Superseded,
 		Digests: api.Digests(a.Digests), Clocks: api.Clocks(a.Clocks), Usage: wireUsage(a.Usage), Calls: a.Calls,
 		OutputBytes: a.Output, Answer: compact(a.Answer), Created: a.Created, Ready: a.Ready, EndedAt: a.EndedAt, DoneAt: a.DoneAt,
-		Notes: a.Notes,
+		Notes: a.Notes, Network: wireNetwork(a.Network),
+	}
+	if a.Exchanges != nil {
+		x := api.ExchangesSummary(*a.Exchanges)
+		out.Exchanges = &x
 	}
 	if a.Capture != nil {
 		c := api.CaptureSummary(*a.Capture)
@@ -107,7 +140,7 @@ func wireScore(s runner.ScoreResult) api.Score {
 	return api.Score{
 		Grader: s.Grader, Status: string(s.Status), Cause: string(s.Cause), Step: s.Step, Reward: s.Reward, Metrics: s.Metrics,
 		Reason: s.Reason, Evidence: s.Evidence, Flags: s.Flags, Source: s.Source, Weight: s.Weight, Tries: s.Tries,
-		Seconds: s.Seconds, Stdout: s.Stdout, Stderr: s.Stderr,
+		Seconds: s.Seconds, Network: wireNetwork(s.Network), Stdout: s.Stdout, Stderr: s.Stderr,
 	}
 }
 
@@ -139,7 +172,7 @@ func wireResult(r runner.CallResult) api.CallResult {
 		StdoutBytes: r.Stdout.Bytes, StdoutDropped: r.Stdout.Dropped, StdoutSHA256: r.Stdout.SHA256,
 		StderrBytes: r.Stderr.Bytes, StderrDropped: r.Stderr.Dropped, StderrSHA256: r.Stderr.SHA256,
 		Entries: mapAll(r.Entries, wireFile), More: r.More, Count: r.Count, Session: r.Session, Usage: wireUsage(r.Usage),
-		Changes: mapAll(r.Changes, wireChanged), MoreChanges: r.MoreChanges, Hints: r.Hints, Started: r.Started,
+		Changes: mapAll(r.Changes, wireChanged), MoreChanges: r.MoreChanges, Network: wireSeen(r.Network), MoreNetwork: r.MoreNetwork, Hints: r.Hints, Started: r.Started,
 		TookS: r.Took.Seconds(), Kept: r.Kept, End: wireEnd(r.End),
 	}
 	out.Stdout, out.StdoutB64 = api.Text(r.Stdout.Head)
@@ -191,7 +224,7 @@ func wireChange(c overlay.Change) api.Change {
 func graderSpec(in api.GraderSpec) runner.GraderSpec {
 	out := runner.GraderSpec{
 		Files: map[string]runner.GraderFile{}, Dir: in.Dir, Command: in.Command, Env: in.Env, User: in.User, Policy: in.Policy,
-		Limits: limits(in.Limits), Verdict: in.Verdict, Mode: in.Mode, Boot: in.Boot, RewardRange: in.RewardRange,
+		Limits: limits(in.Limits), Network: runner.NetworkSpec(in.Network), Verdict: in.Verdict, Mode: in.Mode, Boot: in.Boot, RewardRange: in.RewardRange,
 		OnNoVerdict: in.OnNoVerdict, Protected: in.Protected, OnTamper: in.OnTamper,
 	}
 	for name, f := range in.Files {
@@ -203,7 +236,7 @@ func graderSpec(in api.GraderSpec) runner.GraderSpec {
 func wireGrader(in runner.GraderSpec) api.GraderSpec {
 	out := api.GraderSpec{
 		Files: map[string]api.GraderFile{}, Dir: in.Dir, Command: in.Command, Env: in.Env, User: in.User, Policy: in.Policy,
-		Limits: wireLimits(in.Limits), Verdict: in.Verdict, Mode: in.Mode, Boot: in.Boot, RewardRange: in.RewardRange,
+		Limits: wireLimits(in.Limits), Network: api.NetworkSpec(in.Network), Verdict: in.Verdict, Mode: in.Mode, Boot: in.Boot, RewardRange: in.RewardRange,
 		OnNoVerdict: in.OnNoVerdict, Protected: in.Protected, OnTamper: in.OnTamper,
 	}
 	for name, f := range in.Files {

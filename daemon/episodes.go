@@ -336,6 +336,21 @@ func (s *Server) trajectory(q *request) error {
 	return err
 }
 
+func (s *Server) exchanges(q *request) error {
+	k, attempt, err := q.attempt()
+	if err != nil {
+		return err
+	}
+	r, err := s.run.Exchanges(q.Context(), k, attempt)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	q.begin(api.MediaStream)
+	_, err = io.Copy(q.w, r)
+	return err
+}
+
 func (s *Server) payload(q *request) error {
 	k, attempt, err := q.attempt()
 	if err != nil {

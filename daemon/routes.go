@@ -119,6 +119,8 @@ func recordRoutes() []route {
 		typed("GET", episodePath+"/changes", "getChanges", "What an ended attempt changed", (*Server).changes, draining, attempt, missing),
 		raw("GET", episodePath+"/trajectory", "getTrajectory", "The calls of an attempt, one a line", (*Server).trajectory, draining, attempt, missing,
 			gives(nil, api.MediaStream)),
+		raw("GET", episodePath+"/exchanges", "getExchanges", "What the endpoints of an attempt carried, one exchange a line", (*Server).exchanges, draining, attempt, missing,
+			gives(nil, api.MediaStream)),
 		raw("GET", episodePath+"/payload", "getPayload", "The payload that finish was given", (*Server).payload, draining, attempt, missing,
 			gives(nil, api.MediaBytes)),
 	}

@@ -361,13 +361,9 @@ func (a *attempt) openNetwork() error {
 	if len(a.plan.Network.ports()) == 0 {
 		return nil
 	}
-	uid, err := strconv.ParseUint(a.key.Owner, 10, 32)
-	if err != nil {
-		return fmt.Errorf("owner %q is no user of the host: %w", a.key.Owner, err)
-	}
 	a.exchanges = newExchangeLog(a.dir)
 	d, err := a.r.openDoors(a.sb, doorsFor{
-		plan: &a.plan.Network, policy: a.policy, network: a.plan.Spec.Network, endpoints: a.plan.Spec.Endpoints, uid: uint32(uid),
+		plan: &a.plan.Network, policy: a.policy, network: a.plan.Spec.Network, endpoints: a.plan.Spec.Endpoints, uid: hostUser(a.key.Owner),
 		record: a.exchanges.add, down: a.endpointDown,
 	})
 	if err != nil {
@@ -377,6 +373,17 @@ func (a *attempt) openNetwork() error {
 	a.doors = d
 	a.mu.Unlock()
 	return nil
+}
+
+// hostUser is with whose rights an owner's unix sockets are opened: those of the user that it
+// is, or of nobody where it is a tenant with a name of its own.
+func hostUser(owner string) uint32 {
+	const nobody = 65534
+	uid, err := strconv.ParseUint(owner, 10, 32)
+	if err != nil {
+		return nobody
+	}
+	return uint32(uid)
 }
 
 // endpointDown ends the attempt: an agent can do nothing for a target of its client's that

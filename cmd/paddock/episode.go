@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -18,7 +19,7 @@ import (
 
 func episodeCommand(c *cli) *cobra.Command {
 	return group("episode", "Create, drive and look at episodes",
-		episodeCreate(c), episodeCall(c), episodeFinish(c), episodeAbort(c), episodeShow(c), episodeDiff(c), episodeCalls(c),
+		episodeCreate(c), episodeCall(c), episodeFinish(c), episodeAbort(c), episodeShow(c), episodeDiff(c), episodeCalls(c), episodeExchanges(c),
 		episodeList(c), episodeRemove(c), episodePut(c), episodeGet(c),
 		episodeVerb(c, "pause", "Freeze an episode and its clocks", (*api.Client).Pause),
 		episodeVerb(c, "resume", "Let a paused episode go on", (*api.Client).Resume),
@@ -260,6 +261,7 @@ func showEpisode(w io.Writer, e api.Episode) {
 		if a.Capture != nil {
 			rows = append(rows, []string{"  captured", fmt.Sprintf("%d paths, %s", a.Capture.Changes, api.Size(a.Capture.Bytes))})
 		}
+		rows = append(rows, networkRows(a)...)
 		for _, s := range a.Scores {
 			rows = append(rows, []string{"  score", fmt.Sprintf("%s  %s by %s  %s %s", short(s.Grader), s.Status, s.Cause, number(s.Reward), s.Reason)})
 		}
@@ -268,6 +270,37 @@ func showEpisode(w io.Writer, e api.Episode) {
 		}
 		table(w, rows...)
 	}
+}
+
+// maxNetworkRows bounds the destinations that are shown; --json has all.
+const maxNetworkRows = 20
+
+func networkRows(a api.Attempt) (rows [][]string) {
+	if x := a.Exchanges; x != nil {
+		rows = append(rows, []string{"  exchanges", fmt.Sprintf("%d, of which %d broken, %d not recorded", x.Count, x.Broken, x.Dropped)})
+	}
+	if a.Network == nil {
+		return rows
+	}
+	more := a.Network.More
+	for i, d := range a.Network.Seen {
+		if i >= maxNetworkRows {
+			more += d.Count
+			continue
+		}
+		to := plain(d.Host)
+		if d.Port != 0 {
+			to = net.JoinHostPort(to, strconv.Itoa(int(d.Port)))
+		}
+		if d.Endpoint != "" {
+			to = d.Endpoint + " " + to
+		}
+		rows = append(rows, []string{"  network", fmt.Sprintf("%s  %s  %d times, %d bytes up, %d down", to, d.Verdict, d.Count, d.BytesUp, d.BytesDown)})
+	}
+	if more > 0 {
+		rows = append(rows, []string{"  network", fmt.Sprintf("and %d more requests", more)})
+	}
+	return rows
 }
 
 func deadline(t time.Time) string {
@@ -345,6 +378,17 @@ func episodeCalls(c *cli) *cobra.Command {
 	key := runFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, a []string) error {
 		return c.client().Trajectory(cmd.Context(), key(a[0]), attempt, c.out)
+	}
+	cmd.Flags().IntVar(&attempt, "attempt", 0, "number of the attempt; the last by default")
+	return cmd
+}
+
+func episodeExchanges(c *cli) *cobra.Command {
+	var attempt int
+	cmd := &cobra.Command{Use: "exchanges ID", Short: "Print what an attempt's endpoints carried, one JSON object a line", Args: args(cobra.ExactArgs(1))}
+	key := runFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, a []string) error {
+		return c.client().Exchanges(cmd.Context(), key(a[0]), attempt, c.out)
 	}
 	cmd.Flags().IntVar(&attempt, "attempt", 0, "number of the attempt; the last by default")
 	return cmd

@@ -24,6 +24,7 @@ type episodeFlags struct {
 	spec                 api.EpisodeSpec
 	memory, disk         string
 	env, labels, graders []string
+	endpoints            []string
 	envSeed              uint32
 	seedSet              func() bool
 }
@@ -43,6 +44,11 @@ func (e *episodeFlags) add(f *pflag.FlagSet) {
 	f.Var((*secondsValue)(&e.spec.Budgets.WallS), "wall-seconds", "wall time that ends the episode")
 	f.StringArrayVarP(&e.env, "env", "e", nil, "KEY=value of the episode's environment; may be repeated")
 	f.StringArrayVar(&e.labels, "label", nil, "KEY=value; may be repeated")
+	f.StringArrayVar(&e.spec.Network.Allow, "allow", nil,
+		"HOST[:PORT,...] that the proxy lets through: a name, *.NAME, an address or a range; may be repeated; the policy is then networked-allowlist unless --policy names one")
+	f.StringArrayVar(&e.spec.Network.Secrets, "secret", nil, "name of a secret of the daemon's that the proxy adds to requests; may be repeated")
+	f.StringArrayVar(&e.endpoints, "endpoint", nil,
+		"NAME=TARGET[,port=N][,raw]: a port of the sandbox's loopback that leads to TARGET, unix:/PATH or HOST:PORT of the daemon's host; may be repeated")
 	f.Uint32Var(&e.envSeed, "env-seed", 0, "PADDOCK_SEED, in place of the one made of run and group")
 	e.seedSet = func() bool { return f.Changed("env-seed") }
 }
@@ -75,7 +81,45 @@ func (e *episodeFlags) make(world string) (api.EpisodeSpec, error) {
 	if e.seedSet() {
 		s.EnvSeed = &e.envSeed
 	}
-	return s, nil
+	if len(s.Network.Allow) > 0 && s.Policy == "" {
+		s.Policy = networkedPolicy
+	}
+	s.Endpoints, err = parseEndpoints(e.endpoints)
+	return s, err
+}
+
+// networkedPolicy is the policy of commands that name hosts and no policy.
+const networkedPolicy = "networked-allowlist"
+
+// parseEndpoints reads NAME=TARGET[,port=N][,raw].
+func parseEndpoints(all []string) (map[string]api.EndpointSpec, error) {
+	texts, err := pairs("--endpoint", all)
+	if err != nil {
+		return nil, err
+	}
+	var out map[string]api.EndpointSpec
+	for name, text := range texts {
+		target, options, given := strings.Cut(text, ",")
+		e := api.EndpointSpec{Target: target}
+		for option := range strings.SplitSeq(options, ",") {
+			port, isPort := strings.CutPrefix(option, "port=")
+			n, err := strconv.ParseUint(port, 10, 16)
+			switch {
+			case !given:
+			case option == "raw":
+				e.Raw = true
+			case isPort && err == nil && n > 0:
+				e.Port = uint16(n)
+			default:
+				return nil, usageError{fmt.Errorf("--endpoint %s: option %q: want port=N or raw", name, option)}
+			}
+		}
+		if out == nil {
+			out = map[string]api.EndpointSpec{}
+		}
+		out[name] = e
+	}
+	return out, nil
 }
 
 func pairs(flag string, all []string) (map[string]string, error) {

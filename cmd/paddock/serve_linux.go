@@ -28,7 +28,7 @@ const privateEnv = "PADDOCK_PRIVATE_MOUNTS"
 type serveOptions struct {
 	root, socket, socketGroup string
 	cgroupParent              string
-	policyDir                 string
+	policyDir, secrets        string
 	remote                    daemon.RemoteOptions
 	tenants                   []string
 	faults                    string
@@ -63,6 +63,7 @@ func serveCommand(c *cli) *cobra.Command {
 	f.StringVar(&o.remote.TokenFile, "token-file", "", "file with a line TENANT TOKEN for each client of --listen; read again when it changes")
 	f.StringArrayVar(&o.tenants, "tenant", nil, "NAME=UID[,UID...]: local users who share their runs; by default each user is a tenant of its own")
 	f.StringVar(&o.cgroupParent, "cgroup-parent", defaultCgroupParent, "cgroup below which the daemon makes its own")
+	f.StringVar(&o.secrets, "secrets", "", "file of headers that the proxies of episodes may add to requests, so that no sandbox holds them; see docs/network.md")
 	f.StringVar(&o.policyDir, "policy-dir", "", "directory of policies of your own, NAME.json each; `paddock policy check FILE` checks one")
 	f.StringVar(&o.faults, "inject-faults", "", "SHARE[:SEED]: kill the sandboxes of a share (0 to 1) of first attempts from outside, to prove retries")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")

@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"github.com/paddock-run/paddock/daemon"
+	"github.com/paddock-run/paddock/internal/egress"
+	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/runner/judge"
 	"github.com/paddock-run/paddock/runner/record"
@@ -36,7 +38,7 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 			err = errors.Join(err, closeAll())
 		}
 	}()
-	set, err := loadPolicies(o.policyDir)
+	set, secrets, err := o.readFiles()
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +79,7 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 	}
 	r, err := runner.New(ctx, runner.Config{
 		Root: o.root, Launcher: nativeLauncher{launcher}, Worlds: store, Record: rec, Policies: set, Host: host, IDs: ids,
-		Sockets: sockets, Log: log, Faults: faults, Stock: o.stock,
+		Sockets: sockets, Egress: egress.NewHost(secrets, log), Log: log, Faults: faults, Stock: o.stock,
 	})
 	if err != nil {
 		return nil, err
@@ -115,6 +117,16 @@ func (o serveOptions) launcher(dir string, layers disk.Backend, log *slog.Logger
 		return nil, err
 	}
 	return native.New(native.Config{Dir: dir, CgroupParent: filepath.Join(o.cgroupParent, storeHash(o.root)), Disk: layers, Log: log})
+}
+
+// readFiles reads the policies, and what the proxies of episodes may add to requests.
+func (o serveOptions) readFiles() (*policies.Set, egress.Secrets, error) {
+	set, err := loadPolicies(o.policyDir)
+	if err != nil || o.secrets == "" {
+		return set, nil, err
+	}
+	secrets, err := egress.ReadSecrets(o.secrets)
+	return set, secrets, err
 }
 
 // nativeLauncher and nativeSandbox give the launcher's types as the runner's interfaces,
