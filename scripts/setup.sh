@@ -60,6 +60,7 @@ want_v2() {
   want busybox-static static_busybox
   want user-mode-linux has linux.uml
   want e2fsprogs has mkfs.ext4
+  want xfsprogs has mkfs.xfs
   want util-linux has unshare
 }
 

@@ -19,10 +19,12 @@ $b mount -t proc proc /proc || fail "mount /proc"
 $b mount -t sysfs sysfs /sys || fail "mount /sys"
 $b mount -t cgroup2 cgroup2 /sys/fs/cgroup || fail "mount cgroup2"
 $b mount -t tmpfs -o mode=755 tmpfs /dev || fail "mount /dev"
-for d in "null 1 3" "zero 1 5" "full 1 7" "random 1 8" "urandom 1 9" "tty 5 0" "console 5 1"; do
+for d in "null 1 3" "zero 1 5" "full 1 7" "random 1 8" "urandom 1 9" "tty 5 0" "console 5 1" "loop-control 10 237"; do
   set -- $d
   $b mknod -m 666 "/dev/$1" c "$2" "$3"
 done
+$b mknod -m 600 /dev/ubdb b 98 16
+$b mknod -m 600 /dev/ubdc b 98 32
 $b mkdir /dev/pts /dev/shm
 $b mount -t devpts -o ptmxmode=666,newinstance devpts /dev/pts && $b ln -s pts/ptmx /dev/ptmx
 $b mount -t tmpfs -o mode=1777 tmpfs /dev/shm
@@ -31,7 +33,16 @@ $b mount -t tmpfs -o mode=755 tmpfs /run
 $b mount -t tmpfs -o mode=1777 tmpfs /tmp
 $b ip link set lo up
 modules=/usr/lib/uml/modules/$($b uname -r)/kernel
-$b insmod "$modules/fs/overlayfs/overlay.ko" || fail "load overlay"
+for m in fs/overlayfs/overlay fs/quota/quota_tree fs/quota/quota_v2 drivers/block/loop; do
+  $b insmod "$modules/$m.ko" || fail "load $m"
+done
+# File systems with project quotas, for what bounds writable layers on a disk.
+for d in "xfs /dev/ubdb" "ext4 /dev/ubdc"; do
+  set -- $d
+  $b mkdir -p "/mnt/quota/$1"
+  $b mount -t "$1" -o prjquota "$2" "/mnt/quota/$1" || fail "mount $1 with prjquota"
+done
+export PADDOCK_TEST_QUOTA_DIRS=/mnt/quota/xfs:/mnt/quota/ext4
 
 echo "test-v2: Linux $($b uname -r), cgroup v2: $($b cat /sys/fs/cgroup/cgroup.controllers)"
 status=0

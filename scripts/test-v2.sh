@@ -6,7 +6,8 @@
 #                                       by default those in scripts/test-v2.packages
 #
 # The host's root is mounted read-only in it (hostfs); what is written goes to an ext4 image,
-# because kernel 6.1 cannot idmap a tmpfs lower layer. The exit code is the inner one.
+# because kernel 6.1 cannot idmap a tmpfs lower layer. An XFS and an ext4 with project quotas are
+# mounted beside it; tests of the build tag v2 want them. The exit code is the inner one.
 # Bounded by V2_TIMEOUT seconds (900).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,7 +35,7 @@ for line in "${packages[@]}"; do
   read -r package skip <<<"$line"
   dir=$root/src/${package#./}
   mkdir -p "$dir"
-  CGO_ENABLED=0 go test -c -o "$dir/package.test" "$package"
+  CGO_ENABLED=0 go test -c -tags v2 -o "$dir/package.test" "$package"
   [ ! -x "$dir/package.test" ] || echo "$package ${skip:-}" >>"$root/packages"
   [ ! -d "$package/testdata" ] || cp -r "$package/testdata" "$dir/"
 done
@@ -51,6 +52,9 @@ fi
 echo "$run" >"$root/run"
 truncate -s 4G "$work/disk"
 mkfs.ext4 -q -E nodiscard,lazy_itable_init=0,root_owner=0:0 -O ^has_journal -N 400000 -d "$root" "$work/disk"
+truncate -s 1G "$work/xfs" "$work/ext4"
+mkfs.xfs -q "$work/xfs"
+mkfs.ext4 -q -E nodiscard,quotatype=prjquota -O quota,project "$work/ext4"
 mkdir "$work/uml"
 # A process namespace of its own: whatever way this ends, no UML process is left.
 contain=()
@@ -58,7 +62,7 @@ contain=()
 status=0
 TMPDIR=$work timeout --kill-after=10 "$limit" "${contain[@]}" \
   linux.uml mem=3G uml_dir="$work/uml" umid=paddock-v2 \
-  ubd0="$work/disk" root=/dev/ubda rootfstype=ext4 rw init=/init quiet loglevel=1 \
+  ubd0="$work/disk" ubd1="$work/xfs" ubd2="$work/ext4" root=/dev/ubda rootfstype=ext4 rw init=/init quiet loglevel=1 \
   con=null con0=fd:0,fd:1 \
   </dev/null 2>"$work/stderr" | sed -un 's/\r//g; /^test-v2:/,$p' | tee "$work/out" || status=$?
 inner=$(sed -n 's/^test-v2: exit //p' "$work/out" | tail -n 1)

@@ -57,8 +57,17 @@ func in(v *disk.Volume, name string) string {
 }
 
 // write fills a file until the volume is full or most bytes are in, and says how many are.
-func write(tb testing.TB, v *disk.Volume, name string, most int64) (int64, error) {
+// It has the rights that an overlay of a sandbox has.
+func write(tb testing.TB, v *disk.Volume, name string, most int64) (n int64, err error) {
 	tb.Helper()
+	failed := disk.WithoutResource(func() error {
+		n, err = fill(v, name, most)
+		return nil
+	})
+	return n, errors.Join(failed, err)
+}
+
+func fill(v *disk.Volume, name string, most int64) (int64, error) {
 	f, err := os.OpenFile(in(v, name), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return 0, err
@@ -132,14 +141,16 @@ func contract(t *testing.T, kind disk.Kind, parent string, full unix.Errno) {
 func files(t *testing.T, v *disk.Volume, size disk.Size, full unix.Errno) {
 	t.Helper()
 	made := int64(0)
-	var err error
-	for ; made < 2*size.Inodes; made++ {
-		var f *os.File
-		if f, err = os.OpenFile(in(v, fmt.Sprint("f", made)), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600); err != nil {
-			break
+	err := disk.WithoutResource(func() error {
+		for ; made < 2*size.Inodes; made++ {
+			f, err := os.OpenFile(in(v, fmt.Sprint("f", made)), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+			if err != nil {
+				return err
+			}
+			_ = f.Close()
 		}
-		_ = f.Close()
-	}
+		return nil
+	})
 	// Some round up to what fits into their tables.
 	if !errors.Is(err, full) || made < size.Inodes-8 || made > size.Inodes*5/4 {
 		t.Errorf("%d files went in (%v), want %v at about %d", made, err, full, size.Inodes)

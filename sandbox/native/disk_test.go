@@ -59,12 +59,6 @@ func onDisk(policy string, limits policies.Limits) func(testing.TB, string) sand
 func layersOn(t *testing.T, kind disk.Kind, dir, full string) {
 	t.Helper()
 	l := newLauncherOn(t, kind, dir)
-	t.Run("contract", func(t *testing.T) {
-		contract.Launcher(t, contract.LauncherUnderTest{Launcher: l, Spec: func(t *testing.T, name string) sandbox.Spec {
-			t.Helper()
-			return onDisk("default", policies.Limits{DiskBytes: 64 << 20})(t, name)
-		}})
-	})
 	limits := policies.Limits{CPUs: 1, MemoryBytes: 32 << 20, DiskBytes: 96 << 20, Inodes: 2000, Pids: 48}
 	specs := map[string]sandbox.Spec{}
 	begin := func(name string) *native.Sandbox {
@@ -104,6 +98,15 @@ func layersOn(t *testing.T, kind disk.Kind, dir, full string) {
 	mustWork(t, begin("again"))
 }
 
+// contractOn passes the suite of all launchers with layers on a disk.
+func contractOn(t *testing.T, kind disk.Kind, dir string) {
+	t.Helper()
+	contract.Launcher(t, contract.LauncherUnderTest{Launcher: newLauncherOn(t, kind, dir), Spec: func(t *testing.T, name string) sandbox.Spec {
+		t.Helper()
+		return onDisk("default", policies.Limits{DiskBytes: 64 << 20})(t, name)
+	}})
+}
+
 // layerOnDiskOfAnother scores: the upper of an ended sandbox, whose spec is given, is a
 // layer of the next.
 func layerOnDiskOfAnother(t *testing.T, l launcher, s *native.Sandbox, spec sandbox.Spec) {
@@ -125,6 +128,8 @@ func layerOnDiskOfAnother(t *testing.T, l launcher, s *native.Sandbox, spec sand
 		t.Error(err)
 	}
 }
+
+func TestLauncherWithLoopDevices(t *testing.T) { contractOn(t, disk.Loop, t.TempDir()) }
 
 func TestLayersOnLoopDevices(t *testing.T) {
 	dir := t.TempDir()

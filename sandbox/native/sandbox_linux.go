@@ -224,16 +224,18 @@ func (s *Sandbox) Usage(context.Context) (sandbox.Usage, error) {
 	}, nil
 }
 
-// roundedOff is up to how many blocks may be left when a write was refused: an ext4 takes
-// one of 1 MiB whole or not at all.
-const roundedOff = 512
-
 // full says what the upper has no more of, if anything.
 func (s *Sandbox) full() string {
 	var st unix.Statfs_t
-	switch err := unix.Fstatfs(int(s.upper.Fd()), &st); {
+	err := unix.Fstatfs(int(s.upper.Fd()), &st)
+	left := uint64(0)
+	if s.volume != nil {
+		// A disk's file system may take a write of 1 MiB whole or not at all.
+		left = min(1<<20/uint64(max(1, st.Bsize)), st.Blocks/16) //nolint:gosec // not negative
+	}
+	switch {
 	case err != nil || st.Blocks == 0:
-	case st.Bavail <= min(roundedOff, st.Blocks/64):
+	case st.Bavail <= left:
 		return sandbox.FullDisk
 	case st.Files > 0 && st.Ffree == 0:
 		return sandbox.FullInodes
