@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/paddock-run/paddock/api"
+	"github.com/paddock-run/paddock/daemon/fusion"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/runner/judge"
@@ -83,6 +84,9 @@ type Server struct {
 	ending context.Context //nolint:containedctx // the life of the server, which outlasts any request
 	end    context.CancelCauseFunc
 
+	// fusion answers /run_code and its kin.
+	fusion *fusion.Handler
+
 	// remote is nil where nothing listens for other hosts.
 	remote *remote
 
@@ -102,6 +106,7 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{cfg: cfg, run: cfg.Runner, log: cfg.Log, metrics: newMetrics(), started: time.Now()}
 	s.ending, s.end = context.WithCancelCause(context.Background())
 	s.metrics.watch(cfg.Runner.Capacity)
+	s.fusion = fusion.New(cfg.Judge, cfg.JudgeWorld, cfg.Log)
 	s.routes = routes()
 	doc, err := api.Document(cfg.Version, operations(s.routes))
 	if err != nil {

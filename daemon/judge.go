@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/paddock-run/paddock/api"
+	"github.com/paddock-run/paddock/daemon/fusion"
 	"github.com/paddock-run/paddock/runner/judge"
 )
 
@@ -43,6 +44,16 @@ func (s *Server) judge(q *request) error {
 	_ = out.send(api.JudgeEvent{Result: &wire})
 	return nil
 }
+
+// serveFusion leaves the request to the other interface, whose errors have its own form.
+func (s *Server) serveFusion(q *request) error {
+	q.began = true
+	s.fusion.ServeHTTP(q.w, q.Request)
+	return nil
+}
+
+// Fusion is the handler of /run_code and its kin, for a port of its own.
+func (s *Server) Fusion() *fusion.Handler { return s.fusion }
 
 func (s *Server) listLanguages(*request, empty) (api.Languages, error) {
 	return api.Languages{Languages: mapAll(judge.Languages(), wireLanguage)}, nil

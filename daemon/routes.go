@@ -174,6 +174,11 @@ func judgeRoutes() []route {
 		raw("POST", "/v1/judge", "judge", "Judge code by test cases; with Accept: application/x-ndjson cases come as they end, the result last", (*Server).judge,
 			body(callBody), takes(reflect.TypeFor[api.JudgeSpec](), api.MediaJSON), gives(reflect.TypeFor[api.JudgeResult](), api.MediaJSON, api.MediaStream),
 			may(api.UnknownWorld, api.NoTool, api.OverCapacity, api.Corrupt)),
+		raw("POST", "/run_code", "runCode", "Run code once, as SandboxFusion does; also on the port of --run-code-port", (*Server).serveFusion,
+			body(bigBody), takes(nil, api.MediaJSON), gives(nil, api.MediaJSON)),
+		raw("POST", "/submit", "submit", "Judge a completion by the test cases in config.provided_data, as SandboxFusion does", (*Server).serveFusion,
+			body(bigBody), takes(nil, api.MediaJSON), gives(nil, api.MediaJSON)),
+		raw("GET", "/v1/ping", "ping", "\"pong\", as SandboxFusion answers", (*Server).serveFusion, draining, gives(nil, api.MediaJSON)),
 		typed("GET", "/v1/languages", "listLanguages", "List the languages that the judge knows", (*Server).listLanguages, draining),
 	}
 }

@@ -35,7 +35,7 @@ const (
 	maxTrialQueue = 20_000
 	// trialsPerCPU is how many trials run at once for each CPU of the host: more than one,
 	// since part of each is waiting for the kernel to make and unmake its sandbox.
-	trialsPerCPU = 4
+	trialsPerCPU = 16
 )
 
 // Ground is what trials run on: a world, and what was prepared on it. It pins the world
@@ -90,6 +90,9 @@ type TrialSpec struct {
 	Fetch []string
 	// Said asks for what the program writes to descriptor 3.
 	Said bool
+	// Patience bounds the wait for a turn; when it passes, the trial is refused as
+	// KindOverCapacity. 0 is no bound.
+	Patience time.Duration
 	// Drop are absolute paths that Prepare removes before it seals.
 	Drop []string
 }
@@ -189,7 +192,7 @@ func (g *Ground) run(ctx context.Context, spec TrialSpec, seal bool) (TrialResul
 	defer cancel(nil)
 	stop := context.AfterFunc(g.r.ctx, func() { cancel(errClosed) }) //nolint:contextcheck // the runner's end is the trial's too
 	defer stop()
-	turn, err := g.r.trials.enter(ctx, g.r)
+	turn, err := g.r.trials.enter(ctx, g.r, spec.Patience)
 	if err != nil {
 		return TrialResult{}, nil, err
 	}
@@ -227,7 +230,14 @@ type turn struct {
 	leave  func()
 }
 
-func (q *trialQueue) enter(ctx context.Context, r *Runner) (*turn, error) {
+func (q *trialQueue) enter(ctx context.Context, r *Runner, patience time.Duration) (*turn, error) {
+	if patience > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, patience, &Error{
+			Kind: KindOverCapacity, Detail: fmt.Sprintf("no turn came within %v", patience), RetryAfter: time.Second,
+		})
+		defer cancel()
+	}
 	if q.waiting.Add(1) > maxTrialQueue {
 		q.waiting.Add(-1)
 		return nil, &Error{Kind: KindOverCapacity, Detail: "the queue of trials is full", RetryAfter: 5 * time.Second}

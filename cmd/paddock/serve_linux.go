@@ -17,6 +17,7 @@ import (
 
 	"github.com/paddock-run/paddock/api"
 	"github.com/paddock-run/paddock/daemon"
+	"github.com/paddock-run/paddock/daemon/fusion"
 	"github.com/paddock-run/paddock/internal/mount"
 	"github.com/paddock-run/paddock/runner"
 )
@@ -34,7 +35,7 @@ type serveOptions struct {
 	faults                    string
 	logLevel, logFormat       string
 	maxConns                  int
-	judgeWorld                string
+	judgeWorld, runCode       string
 	drain                     time.Duration
 	stock                     runner.Stock
 	disk                      diskOptions
@@ -74,7 +75,8 @@ func serveCommand(c *cli) *cobra.Command {
 	f.StringVar(&o.disk.kind, "disk", "auto", "what holds the files of episodes with large disk limits: auto, tmpfs (memory), project (quotas of an XFS or ext4\nmounted with prjquota), loop (an image each), btrfs, none; auto is the first of project, btrfs, loop that works here")
 	f.StringVar(&o.disk.above, "disk-above", "", "keep disk limits up to this in memory; by default a quarter of the host's memory with auto, else 0")
 	f.BoolVar(&o.disk.unlimited, "i-want-no-disk-limits", false, "must go with --disk none, which lets any episode fill the store's disk")
-	f.StringVar(&o.judgeWorld, "judge-world", "judge", "world of judgements that name none")
+	f.StringVar(&o.judgeWorld, "judge-world", "judge", "world of judgements that name none, and of /run_code")
+	f.StringVar(&o.runCode, "run-code-port", "", "loopback ADDRESS:PORT that serves SandboxFusion's /run_code to every user of this host")
 	f.DurationVar(&o.drain, "drain-timeout", 30*time.Second, "how long live episodes may take to end after a signal")
 	return cmd
 }
@@ -202,17 +204,26 @@ func (o serveOptions) tenantsByUID() (map[uint32]string, error) {
 type stack struct {
 	runner *runner.Runner
 	server *daemon.Server
+	port   *fusion.Port // nil is none
 	// close takes the rest down; the runner is closed by run.
 	close func() error
 }
 
 // run serves until a signal comes or the server breaks, then drains.
 func (s *stack) run(ctx context.Context, o serveOptions, log *slog.Logger) error {
-	broken := make(chan error, 1)
+	broken := make(chan error, 2)
 	go func() { broken <- s.server.Serve() }()
 	ready := []any{slog.String("socket", o.socket), slog.String("root", o.root), slog.String("version", version)}
 	if at := s.server.RemoteAddr(); at != nil {
 		ready = append(ready, slog.String("listen", at.String()))
+	}
+	if s.port != nil {
+		ready = append(ready, slog.String("run_code", s.port.Addr()))
+		go func() {
+			if err := s.port.Serve(); err != nil {
+				broken <- err
+			}
+		}()
 	}
 	log.Info("ready", ready...)
 	var failed error
@@ -226,6 +237,9 @@ func (s *stack) run(ctx context.Context, o serveOptions, log *slog.Logger) error
 	defer cancel()
 	// The runner first: it ends the calls in flight, whose answers the server then sends.
 	failed = errors.Join(failed, s.runner.Close(ctx), s.server.Shutdown(ctx))
+	if s.port != nil {
+		failed = errors.Join(failed, s.port.Close(ctx))
+	}
 	log.Info("stopped")
 	return failed
 }

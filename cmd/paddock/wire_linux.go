@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/paddock-run/paddock/daemon"
+	"github.com/paddock-run/paddock/daemon/fusion"
 	"github.com/paddock-run/paddock/internal/egress"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
@@ -84,24 +85,26 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 	if err != nil {
 		return nil, err
 	}
-	tenants, err := o.tenantsByUID()
-	if err != nil {
-		return nil, errors.Join(err, r.Close(ctx))
-	}
 	judges := judge.New(r, log)
 	closers = append(closers, func() error { judges.Close(); return nil })
-	server, err := o.listen(ctx, daemon.Config{
+	st, err := o.listen(ctx, daemon.Config{
 		Judge: judges, JudgeWorld: o.judgeWorld,
 		Runner: r, Policies: set, Launcher: launcher, Sockets: sockets, Spool: filepath.Join(o.root, "tmp"), Version: version,
-		Socket: daemon.SocketOptions{Path: o.socket, Group: o.socketGroup}, Tenants: tenants, Remote: o.remote, Host: host, Log: log, MaxConns: o.maxConns,
+		Socket: daemon.SocketOptions{Path: o.socket, Group: o.socketGroup}, Remote: o.remote, Host: host, Log: log, MaxConns: o.maxConns,
 	})
 	if err != nil {
 		return nil, errors.Join(err, r.Close(ctx))
 	}
-	return &stack{runner: r, server: server, close: closeAll}, nil
+	st.close = closeAll
+	return st, nil
 }
 
-func (o serveOptions) listen(ctx context.Context, cfg daemon.Config) (*daemon.Server, error) {
+// listen makes the server and opens everything that clients can connect to.
+func (o serveOptions) listen(ctx context.Context, cfg daemon.Config) (*stack, error) {
+	var err error
+	if cfg.Tenants, err = o.tenantsByUID(); err != nil {
+		return nil, err
+	}
 	server, err := daemon.New(cfg)
 	if err != nil {
 		return nil, err
@@ -109,7 +112,17 @@ func (o serveOptions) listen(ctx context.Context, cfg daemon.Config) (*daemon.Se
 	if err := os.MkdirAll(filepath.Dir(o.socket), 0o755); err != nil {
 		return nil, err
 	}
-	return server, server.Listen(ctx)
+	if err := server.Listen(ctx); err != nil {
+		return nil, err
+	}
+	st := &stack{runner: cfg.Runner, server: server}
+	if o.runCode == "" {
+		return st, nil
+	}
+	if st.port, err = fusion.Listen(ctx, o.runCode, server.Fusion(), cfg.Log); err != nil {
+		return nil, errors.Join(err, server.Shutdown(ctx))
+	}
+	return st, nil
 }
 
 func (o serveOptions) launcher(dir string, layers disk.Backend, log *slog.Logger) (*native.Launcher, error) {

@@ -100,6 +100,9 @@ type Source struct {
 	Env   map[string]string
 	// CompileLimits are over DefaultCompile.
 	CompileLimits Limits
+	// Patience bounds the wait for each turn (compilation, run); when it passes, the error's
+	// kind is runner.KindOverCapacity. 0 is no bound.
+	Patience time.Duration
 }
 
 // Spec is code and what it shall do.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -442,5 +443,33 @@ func TestPlatformFaultIsNoVerdictOnTheCode(t *testing.T) {
 	}
 	if res.Score != nil || res.Verdict != judge.Platform {
 		t.Errorf("score %v, verdict %s of a judgement that the platform spoiled", res.Score, res.Verdict)
+	}
+}
+
+// Clients of some interfaces must hear in time that no turn will come.
+func TestWhoHasNoPatienceIsRefusedWhenNoTurnComes(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(c *runner.Config) { c.Host.CPUs = 1 })
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	spec := judge.Spec{Source: src("bash", "echo; sleep 1000"), Limits: judge.Limits{WallSeconds: 1000}, Cases: make([]judge.Case, 16), Parallel: 16}
+	spec.World = "host"
+	var wg sync.WaitGroup
+	wg.Go(func() { _, _ = b.Judge.Judge(ctx, spec, nil) })
+	deadline := time.Now().Add(time.Minute)
+	for len(b.runner.Sandboxes()) < 16 {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d sandboxes run, want 16", len(b.runner.Sandboxes()))
+		}
+		runtime.Gosched()
+	}
+	_, err := b.Run(t.Context(), judge.RunSpec{Source: judge.Source{World: "host", Language: "bash", Code: "echo", Patience: 50 * time.Millisecond}})
+	if runner.KindOf(err) != runner.KindOverCapacity {
+		t.Errorf("with every place taken: %v, want over_capacity", err)
+	}
+	cancel(nil)
+	wg.Wait()
+	if _, err := b.Run(t.Context(), judge.RunSpec{Source: judge.Source{World: "host", Language: "bash", Code: "echo"}}); err != nil {
+		t.Errorf("once the others are gone: %v", err)
 	}
 }

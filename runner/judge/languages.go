@@ -122,3 +122,10 @@ func findLanguage(name string) (*Language, bool) {
 
 // tool says whether argv's program is one of the world's tools, rather than the code's own.
 func tool(argv []string) bool { return !strings.Contains(argv[0], "/") }
+
+// SameLanguage says whether two names are of one known language.
+func SameLanguage(a, b string) bool {
+	x, okX := findLanguage(a)
+	y, okY := findLanguage(b)
+	return okX && okY && x == y
+}

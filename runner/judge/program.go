@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"time"
 
 	"github.com/paddock-run/paddock/runner"
 )
@@ -24,6 +25,8 @@ type build struct {
 	command []string
 	env     map[string]string
 	limits  Limits
+	// patience is no part of the key: it does not change what comes out.
+	patience time.Duration
 }
 
 // program is code that can be run, any number of times, until close.
@@ -33,6 +36,8 @@ type program struct {
 	// files are written before each run: all of an interpreted program, none of a compiled one.
 	files map[string][]byte
 	env   map[string]string
+	// patience bounds the wait for each run's turn.
+	patience time.Duration
 	// compile is nil where nothing was compiled; found says that an earlier one had.
 	compile *Stage
 	found   bool
@@ -77,7 +82,7 @@ func (j *Judge) prepare(ctx context.Context, src *Source, test *TestFile, testTe
 	if err != nil {
 		return nil, err
 	}
-	b := &build{lang: lang, files: maps.Clone(src.Files), command: lang.Compile, env: maps.Clone(lang.Env), limits: src.CompileLimits.effective(DefaultCompile)}
+	b := &build{lang: lang, files: maps.Clone(src.Files), command: lang.Compile, env: maps.Clone(lang.Env), limits: src.CompileLimits.effective(DefaultCompile), patience: src.Patience}
 	if b.files == nil {
 		b.files = map[string][]byte{}
 	}
@@ -94,7 +99,7 @@ func (j *Judge) prepare(ctx context.Context, src *Source, test *TestFile, testTe
 		return nil, err
 	}
 	if len(b.command) == 0 {
-		return &program{lang: lang, ground: bare, files: b.files, env: b.env}, nil
+		return &program{lang: lang, ground: bare, files: b.files, env: b.env, patience: b.patience}, nil
 	}
 	defer bare.Close()
 	return j.compiled(ctx, b, bare)
@@ -110,7 +115,7 @@ func (j *Judge) compiled(ctx context.Context, b *build, bare *runner.Ground) (*p
 	if err != nil {
 		return nil, err
 	}
-	p := &program{lang: b.lang, env: b.env, compile: &out.stage, found: found, release: release}
+	p := &program{lang: b.lang, env: b.env, patience: b.patience, compile: &out.stage, found: found, release: release}
 	if out.layer == nil {
 		return p, nil
 	}
@@ -136,7 +141,7 @@ func (b *build) key(world string) (string, error) {
 // not kept.
 func (b *build) compile(ctx context.Context, bare *runner.Ground) (compiled, bool, error) {
 	spec := trialSpec(b.files, b.env, b.limits)
-	spec.Argv, spec.Drop = b.command, b.lang.Drop
+	spec.Argv, spec.Drop, spec.Patience = b.command, b.lang.Drop, b.patience
 	res, layer, err := bare.Prepare(ctx, spec)
 	if err != nil {
 		return compiled{}, false, err
@@ -188,7 +193,7 @@ func (p *program) run(ctx context.Context, r runSpec) (Stage, map[string][]byte,
 		maps.Copy(env, r.env)
 	}
 	spec := trialSpec(files, env, r.limits)
-	spec.Argv, spec.Stdin, spec.Said, spec.Fetch = r.argv, r.stdin, r.said, r.fetch
+	spec.Argv, spec.Stdin, spec.Said, spec.Fetch, spec.Patience = r.argv, r.stdin, r.said, r.fetch, p.patience
 	res, err := p.ground.Try(ctx, spec)
 	if err != nil {
 		return Stage{}, nil, err
