@@ -39,6 +39,25 @@ func (r *Runner) Abort(ctx context.Context, key Key, reason string) (Episode, er
 	return r.endAttempt(ctx, key, FinishSpec{}, End{Status: Errored, Cause: Client, Step: "rollout", Reason: cut(reason)})
 }
 
+// EndAs ends the live attempt as end says: for the shapes of environment that the runner
+// does not know, which see ends of their own.
+func (r *Runner) EndAs(ctx context.Context, key Key, spec FinishSpec, end End) (Episode, error) {
+	return r.endAttempt(ctx, key, spec, end)
+}
+
+// AwaitEnd returns the episode once its live attempt, if there is one, is over. It asks for
+// no end.
+func (r *Runner) AwaitEnd(ctx context.Context, key Key) (Episode, error) {
+	if a := r.liveOf(key); a != nil {
+		select {
+		case <-a.over:
+		case <-ctx.Done():
+			return Episode{}, context.Cause(ctx)
+		}
+	}
+	return r.Get(ctx, key)
+}
+
 func cut(s string) string { return s[:min(len(s), 4096)] }
 
 // endAttempt ends the live attempt as end says and waits until it is done, scores

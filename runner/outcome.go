@@ -45,7 +45,7 @@ type End struct {
 	Step     string    `json:"step,omitempty"`
 	Limit    *LimitHit `json:"limit,omitempty"`
 	Evidence []string  `json:"evidence,omitempty"`
-	// Flags: unexplained, starved.
+	// Flags: unexplained, starved, world_fault, unreplayed.
 	Flags []string `json:"flags,omitempty"`
 	// Reason is the client's own text of an abort or cancel.
 	Reason string `json:"reason,omitempty"`
@@ -65,7 +65,7 @@ type ScoreResult struct {
 	Evidence []string           `json:"evidence,omitempty"`
 	// Flags: no_verdict, tampered, trust_shared, cached.
 	Flags   []string `json:"flags,omitempty"`
-	Source  string   `json:"source,omitempty"` // "client" when a client wrote it
+	Source  string   `json:"source,omitempty"` // "client" when a client wrote it, "simulator" of a simulator's rewards
 	Weight  float64  `json:"weight"`
 	Tries   int      `json:"tries"`
 	Seconds float64  `json:"seconds"`

@@ -254,9 +254,8 @@ func (all *readiness) raise(ctx context.Context, a *attempt) (*attempt, error) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, seconds(a.plan.Budgets.SetupS), errSetup)
 	defer cancel()
-	err = a.takeBox()
-	if err == nil {
-		err = a.fillBox(ctx)
+	if err = a.takeBox(); err == nil {
+		err = a.fillAhead(ctx)
 	}
 	if err != nil {
 		a.drop()
@@ -274,6 +273,14 @@ func (all *readiness) raise(ctx context.Context, a *attempt) (*attempt, error) {
 		return nil, &Error{Kind: KindPrepareFailed, Detail: fmt.Sprintf("%s: %q", end.Step, end.Evidence)}
 	}
 	return nil, fmt.Errorf("prepare: %s: %q", end.Step, end.Evidence)
+}
+
+// fillAhead makes the sandbox. What was begun is finished whoever goes away, so that it can
+// be ended.
+func (a *attempt) fillAhead(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stockPatience)
+	defer cancel()
+	return a.fillBox(ctx)
 }
 
 // minPriority is behind every episode.

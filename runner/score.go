@@ -464,7 +464,13 @@ func (r *Runner) WriteReward(ctx context.Context, key Key, spec RewardSpec) (Epi
 	if err != nil {
 		return Episode{}, err
 	}
-	at, err := r.attemptOf(ctx, key, spec.Attempt)
+	return r.WriteScore(ctx, key, spec.Attempt, s)
+}
+
+// WriteScore keeps a score that no grader of the runner's made, with the weight that
+// WriteReward's has.
+func (r *Runner) WriteScore(ctx context.Context, key Key, attempt int, s ScoreResult) (Episode, error) {
+	at, err := r.attemptOf(ctx, key, attempt)
 	if err != nil {
 		return Episode{}, err
 	}
