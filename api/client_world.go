@@ -124,3 +124,14 @@ func (c *Client) Policies(ctx context.Context) ([]Policy, error) {
 func (c *Client) Policy(ctx context.Context, name string) (Policy, error) {
 	return get[Policy](ctx, c, "/v1/policies/"+segment(name), nil)
 }
+
+// OpenSimulator makes sure that a kind of environment works and keeps sandboxes ready for
+// it. Asked again it takes them up anew.
+func (c *Client) OpenSimulator(ctx context.Context, spec SimulatorSpec) (Simulator, error) {
+	return post[Simulator](ctx, c, "/v1/simulators", spec)
+}
+
+// Simulator returns an open simulator.
+func (c *Client) Simulator(ctx context.Context, id string) (Simulator, error) {
+	return get[Simulator](ctx, c, "/v1/simulators/"+segment(id), nil)
+}

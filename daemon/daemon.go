@@ -27,6 +27,7 @@ import (
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/runner/judge"
+	"github.com/paddock-run/paddock/runner/simulator"
 )
 
 const (
@@ -68,6 +69,7 @@ type Config struct {
 type Server struct {
 	cfg      Config
 	run      *runner.Runner
+	sims     *simulator.Service
 	log      *slog.Logger
 	metrics  *metrics
 	routes   []route
@@ -103,7 +105,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.MaxConns == 0 {
 		cfg.MaxConns = DefaultMaxConns
 	}
-	s := &Server{cfg: cfg, run: cfg.Runner, log: cfg.Log, metrics: newMetrics(), started: time.Now()}
+	s := &Server{cfg: cfg, run: cfg.Runner, sims: simulator.New(cfg.Runner), log: cfg.Log, metrics: newMetrics(), started: time.Now()}
 	s.ending, s.end = context.WithCancelCause(context.Background())
 	s.metrics.watch(cfg.Runner.Capacity)
 	s.fusion = fusion.New(cfg.Judge, cfg.JudgeWorld, cfg.Log)

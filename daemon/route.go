@@ -190,6 +190,8 @@ func param(name, kind, summary string) option {
 	return func(r *route) { r.Query = append(r.Query, api.Param{Name: name, Type: kind, Summary: summary}) }
 }
 
+func status(code int) option { return func(r *route) { r.Status = code } }
+
 func header(name, summary string) option {
 	return func(r *route) {
 		r.Headers = append(r.Headers, api.Param{Name: name, Type: "string", Summary: summary})

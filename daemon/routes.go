@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"net/http"
 	"reflect"
 
 	"github.com/paddock-run/paddock/api"
@@ -11,13 +12,14 @@ const (
 	episodePath = runPath + "/episodes/{id}"
 	batchPath   = "/v1/batches/{batch}"
 	graderPath  = "/v1/graders/{grader}"
+	simPath     = "/v1/simulators/{simulator}"
 	worldPath   = "/v1/worlds/{world}"
 )
 
 // routes is the one table of what the daemon serves.
 func routes() []route {
 	var all []route
-	for _, part := range [][]route{metaRoutes(), worldRoutes(), runRoutes(), episodeRoutes(), endRoutes(), recordRoutes(), scoreRoutes(), batchRoutes(), judgeRoutes()} {
+	for _, part := range [][]route{metaRoutes(), worldRoutes(), runRoutes(), episodeRoutes(), endRoutes(), recordRoutes(), scoreRoutes(), batchRoutes(), judgeRoutes(), simulatorRoutes()} {
 		all = append(all, part...)
 	}
 	return all
@@ -180,5 +182,18 @@ func judgeRoutes() []route {
 			body(bigBody), takes(nil, api.MediaJSON), gives(nil, api.MediaJSON)),
 		raw("GET", "/v1/ping", "ping", "\"pong\", as SandboxFusion answers", (*Server).serveFusion, draining, gives(nil, api.MediaJSON)),
 		typed("GET", "/v1/languages", "listLanguages", "List the languages that the judge knows", (*Server).listLanguages, draining),
+	}
+}
+
+func simulatorRoutes() []route {
+	missing := may(api.NotFound)
+	return []route{
+		typed("POST", "/v1/simulators", "openSimulator", "Make sure that a kind of environment works, and keep sandboxes ready for it", (*Server).openSimulator,
+			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownUser, api.RefusedByPolicy, api.PrepareFailed, api.OverCapacity, api.Corrupt, api.WorldUnhealthy)),
+		typed("GET", simPath, "getSimulator", "An open simulator", (*Server).getSimulator, draining, missing),
+		raw("GET", simPath+"/envs", "openEnvs", "Upgrade the connection to lines that make, reset and step environments (docs/simulators.md); they end with it", (*Server).openEnvs,
+			missing, may(api.UnknownGrader, api.Fenced, api.SpecConflict, api.AttemptsExhausted, api.OverCapacity, api.EpisodeEnded, api.Superseded,
+				api.InUse, api.WrongState, api.WorldUnhealthy, api.UnknownWorld, api.UnknownPolicy, api.Corrupt),
+			header("Upgrade", api.EnvsProtocol), gives(reflect.TypeFor[api.EnvReply](), api.MediaStream), status(http.StatusSwitchingProtocols)),
 	}
 }

@@ -346,7 +346,7 @@ func (e *Env) settle(ctx context.Context, op string, fault *runner.CallError, re
 	case again == nil:
 		evidence = append(evidence, "replay: no fault")
 	case again.Kind == fault.Kind:
-		world.Evidence = append(evidence, "replay: the same")
+		world.Evidence = append(world.Evidence, "replay: the same")
 		return world, nil
 	default:
 		evidence = append(evidence, fmt.Sprintf("replay: %s: %s", again.Kind, cut(again.Detail)))

@@ -22,6 +22,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -255,9 +256,7 @@ func (s *Spec) episode() runner.EpisodeSpec {
 		p.Argv = []string{"python3", "-c", shim, s.Env, kwargs}
 		// What an import compiles would be the episode's change.
 		p.Env = map[string]string{"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-		for k, v := range s.Vars {
-			p.Env[k] = v
-		}
+		maps.Copy(p.Env, s.Vars)
 	}
 	return runner.EpisodeSpec{
 		World: s.World, Policy: s.Policy, Limits: s.Limits, Requests: s.Requests, Budgets: s.Budgets, Prepare: p,

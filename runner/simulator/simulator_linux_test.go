@@ -15,6 +15,7 @@ import (
 
 	"github.com/paddock-run/paddock/internal/need"
 	"github.com/paddock-run/paddock/overlay"
+	"github.com/paddock-run/paddock/overlay/image"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/runner/record"
@@ -39,10 +40,10 @@ type realSandbox struct{ *native.Sandbox }
 
 func (s realSandbox) Files() runner.Files { return s.Sandbox.Files() }
 
-type realStore struct{ *overlay.Store }
+type realStore struct{ image.Worlds }
 
 func (s realStore) Fork(ctx context.Context, id string) (runner.Fork, error) {
-	f, err := s.Store.Fork(ctx, id)
+	f, err := s.Worlds.Fork(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +97,7 @@ func newBench(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	r, err := runner.New(t.Context(), runner.Config{
-		Root: root, Launcher: realLauncher{l}, Worlds: realStore{store}, Record: rec, Policies: set, IDs: ids,
+		Root: root, Launcher: realLauncher{l}, Worlds: realStore{image.Worlds{Store: store}}, Record: rec, Policies: set, IDs: ids,
 		Host: policies.Host{CPUs: 16, MemoryBytes: 16 << 30},
 	})
 	if err != nil {
@@ -112,7 +113,7 @@ func newBench(t *testing.T) *bench {
 			t.Errorf("%d of 64 id ranges are free", free)
 		}
 	})
-	if _, err := r.BuildWorld(t.Context(), overlay.Recipe{Busybox: true, Name: "box"}, nil); err != nil {
+	if _, err := r.BuildWorld(t.Context(), owner, overlay.Recipe{Busybox: true, Name: "box"}, nil); err != nil {
 		t.Fatal(err)
 	}
 	return &bench{Service: simulator.New(r), t: t, run: r}
@@ -160,14 +161,13 @@ func counterSpec(change ...func(*simulator.Spec)) simulator.Spec {
 	return s
 }
 
-func (b *bench) open(ready int, change ...func(*simulator.Spec)) simulator.Simulator {
+func (b *bench) open(ready int, change ...func(*simulator.Spec)) {
 	b.t.Helper()
 	sim, err := b.Open(b.t.Context(), owner, counterSpec(change...), ready)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	b.sim = sim.ID
-	return sim
 }
 
 func (b *bench) make(id string) *simulator.Env {
