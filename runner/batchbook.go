@@ -45,7 +45,7 @@ type member struct {
 type groupBook struct {
 	name  string
 	order int
-	// members are in order of their numbers, which is the order of their start.
+	// members are in the order in which they start.
 	members []*member
 	// seq is not 0 once the group is complete; counted are then the members that count.
 	seq     int64
@@ -94,11 +94,6 @@ func (k *book) enter(n, chunk int, line *keptLine) *member {
 		n: n, chunk: chunk, id: e.ID, weights: e.Weights, digest: line.Digest, refillOf: line.RefillOf,
 		client: e.Agent.Client || clientGraded(e.Graders),
 	}
-	if old := k.byID[e.ID]; old != nil {
-		old.replaced = true
-		k.reopen(old.group)
-		old.group.members = slices.DeleteFunc(old.group.members, func(o *member) bool { return o == old })
-	}
 	g := k.byName[groupName(e)]
 	if g == nil {
 		g = &groupBook{name: groupName(e), order: len(k.groups)}
@@ -106,8 +101,19 @@ func (k *book) enter(n, chunk int, line *keptLine) *member {
 		k.byName[g.name] = g
 	}
 	m.group = g
-	g.members = append(g.members, m)
 	k.members = append(k.members, m)
+	if old := k.byID[m.id]; old != nil {
+		old.replaced = true
+		k.reopen(old.group)
+		at := slices.Index(old.group.members, old)
+		old.group.members = slices.Delete(old.group.members, at, at+1)
+		if old.group == g {
+			g.members = slices.Insert(g.members, at, m)
+			k.byID[m.id] = m
+			return m
+		}
+	}
+	g.members = append(g.members, m)
 	k.byID[m.id] = m
 	return m
 }

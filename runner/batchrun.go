@@ -336,7 +336,7 @@ func (b *liveBatch) next(ctx context.Context) (work func(), over bool) {
 		b.finished = true
 		return nil, true
 	}
-	at := slices.IndexFunc(b.todo, b.mayPlayLocked)
+	at, d := b.pickLocked()
 	if at < 0 {
 		return nil, false
 	}
@@ -346,7 +346,11 @@ func (b *liveBatch) next(ctx context.Context) (work func(), over bool) {
 		b.halt = fmt.Errorf("line %d: %w", m.n, err)
 		return nil, true
 	}
-	b.todo = slices.Delete(b.todo, at, at+1)
+	if at == 0 {
+		b.todo = b.todo[1:] // the usual case, however many there are
+	} else {
+		b.todo = slices.Delete(b.todo, at, at+1)
+	}
 	m.state = playing
 	own, cancel := context.WithCancelCause(ctx)
 	m.cancel = cancel
@@ -357,8 +361,8 @@ func (b *liveBatch) next(ctx context.Context) (work func(), over bool) {
 	}
 	line := &playable{BatchEpisode: kept.Line, refillOf: kept.RefillOf}
 	if m.client {
-		line.driver = b.freeDriverLocked()
-		line.driver.load++
+		line.driver = d
+		d.load++
 	}
 	return func() { b.play(own, m, line) }, false
 }
@@ -370,18 +374,26 @@ type playable struct {
 	driver   *driver // the client that it was given to
 }
 
-// mayPlayLocked says that there is room for a line, and a client where it needs one.
-func (b *liveBatch) mayPlayLocked(m *member) bool {
+// pickLocked finds the first line for which there is room, and a client where it needs one;
+// -1 is none.
+func (b *liveBatch) pickLocked() (at int, d *driver) {
 	most := b.kept.Spec.Parallel
-	switch {
-	case most > 0 && b.byDaemon+b.byClient >= most:
-		return false
-	case m.client:
-		return b.byClient < maxParallel && b.freeDriverLocked() != nil
-	case most == 0:
-		most = max(4, 2*runtime.NumCPU())
+	if most > 0 && b.byDaemon+b.byClient >= most {
+		return -1, nil
 	}
-	return b.byDaemon < most
+	byDaemon := most > 0 || b.byDaemon < max(4, 2*runtime.NumCPU())
+	if b.byClient < maxParallel {
+		d = b.freeDriverLocked()
+	}
+	if !byDaemon && d == nil {
+		return -1, nil
+	}
+	return slices.IndexFunc(b.todo, func(m *member) bool {
+		if m.client {
+			return d != nil
+		}
+		return byDaemon
+	}), d
 }
 
 // play makes one line's result, or puts the line back. ctx is the line's own.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -28,9 +29,10 @@ func (b *bench) add(id string, lines ...runner.BatchEpisode) runner.Added {
 	return added
 }
 
-func (b *bench) seal(id string) {
+// seal seals the batch "q".
+func (b *bench) seal() {
 	b.t.Helper()
-	if _, err := b.SealBatch(b.t.Context(), owner, id, 0); err != nil {
+	if _, err := b.SealBatch(b.t.Context(), owner, "q", 0); err != nil {
 		b.t.Fatalf("SealBatch: %v", err)
 	}
 }
@@ -52,13 +54,13 @@ func (b *bench) group(id string, after int64) runner.GroupResult {
 	return got
 }
 
-// until waits for a batch that is as the test wants it.
-func (b *bench) until(id string, want func(runner.Batch) bool) runner.Batch {
+// until waits until the batch "q" is as the test wants it.
+func (b *bench) until(want func(runner.Batch) bool) runner.Batch {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
 	defer cancel()
 	for {
-		now := b.batchNow(id)
+		now := b.batchNow("q")
 		if want(now) {
 			return now
 		}
@@ -168,8 +170,8 @@ func TestOpenBatchTakesLinesUntilItIsSealed(t *testing.T) {
 	if e.Field != "episodes/1/id" || len(e.Diffs) != 1 || e.Diffs[0].Pointer != "/weights" {
 		t.Errorf("conflict = %+v", e)
 	}
-	b.seal("q")
-	b.seal("q")
+	b.seal()
+	b.seal()
 	_, err = b.AddToBatch(t.Context(), owner, "q", 0, []runner.BatchEpisode{line("g4/a", "v1")})
 	wantKind(t, err, runner.KindNotLive)
 	if a := b.add("q", line("g1/a", "v1")); a.Known != 1 {
@@ -460,7 +462,7 @@ func TestSurplusMembersAreCancelled(t *testing.T) {
 		t.Errorf("group = %+v, want b and c", got.BatchGroup)
 	}
 	wantEnd(t, b.ended(b.key("g/a")), runner.Cancelled, runner.Client, "surplus")
-	now := b.until("q", func(now runner.Batch) bool { return now.Done == 3 })
+	now := b.until(func(now runner.Batch) bool { return now.Done == 3 })
 	if now.Surplus != 1 || now.Void != 0 || now.Valid != 2 {
 		t.Errorf("batch = %+v, want one surplus and none void", now)
 	}
@@ -486,7 +488,7 @@ func TestSurplusIsTakenByOrderOfStart(t *testing.T) {
 	}
 	b.playMark(always("1"))(work["g/b"])
 	b.playMark(always("1"))(work["g/c"])
-	now := b.until("q", func(now runner.Batch) bool { return now.Done == 2 })
+	now := b.until(func(now runner.Batch) bool { return now.Done == 2 })
 	if now.Groups[0].Complete {
 		t.Errorf("group = %+v, complete before its first member", now.Groups[0])
 	}
@@ -545,4 +547,305 @@ func (b *bench) resultsNow(id string) []runner.BatchResult {
 		b.t.Fatal(err)
 	}
 	return got
+}
+
+// graded adds graders of the client's to a list.
+func graded(graders []runner.WeightedGrader, names ...string) []runner.WeightedGrader {
+	for _, name := range names {
+		one := 1.0
+		graders = append(graders, runner.WeightedGrader{Grader: "client:" + name, Weight: &one})
+	}
+	return graders
+}
+
+// judging plays lines, and writes rewards by name for what is to be scored.
+func (b *bench) judging(id string, reward func(w runner.Work, name string) *float64) func(runner.Work) {
+	return func(w runner.Work) {
+		if w.Kind == runner.WorkPlay {
+			b.playMark(always("0.5"))(w)
+			return
+		}
+		for _, name := range w.Graders {
+			err := b.RewardInBatch(context.Background(), owner, id, runner.RewardSpec{
+				ID: w.Episode.Key.ID, Attempt: w.Attempt, Name: name, Reward: reward(w, name),
+			})
+			if err != nil {
+				b.t.Errorf("reward %s of %s: %v", name, w.Episode.Key.ID, err)
+			}
+		}
+	}
+}
+
+func TestClientsRewardFunctionIsAGrader(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := graded(b.graderOf(sayMark), "judge", "turns")
+	b.queue(runner.BatchSpec{ID: "q"})
+	b.client("q", 0, b.judging("q", func(w runner.Work, name string) *float64 {
+		if w.Episode.Last().End.Status != runner.OK || w.Episode.Valid {
+			t.Errorf("asked to score %+v", w.Episode.Last())
+		}
+		r := map[string]float64{"judge": 0.25, "turns": -1}[name]
+		return &r
+	}))
+	b.add("q", b.line("a", "", byClient, g), b.line("b", "", shellAgent(mark("1")), g))
+	for id, want := range map[string]float64{"a": 0.5 + 0.25 - 1, "b": 1 + 0.25 - 1} {
+		b.until(func(now runner.Batch) bool { return now.Done == 2 })
+		ep, err := b.Get(t.Context(), b.key(id))
+		if err != nil || ep.Reward == nil || *ep.Reward != want || len(ep.Last().Scores) != 3 || ep.Last().Calls != 1 {
+			t.Errorf("%s: %+v, %v; want reward %v from three scores", id, ep.Last(), err, want)
+		}
+	}
+	for _, r := range b.resultsNow("q") {
+		if !r.Valid || r.Scores[1].Source != "client" || r.Scores[1].Weight != 1 {
+			t.Errorf("result = %+v", r)
+		}
+	}
+}
+
+// A judge that fails is null by the client, never 0, after it was asked three times; a
+// resume asks it again, and no agent runs again.
+func TestRewardThatTheClientCannotFindIsNull(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.queue(runner.BatchSpec{ID: "q"})
+	var mu sync.Mutex
+	asked := 0
+	var answer *float64
+	do := b.judging("q", func(runner.Work, string) *float64 {
+		mu.Lock()
+		defer mu.Unlock()
+		asked++
+		return answer
+	})
+	first := b.client("q", 0, do)
+	b.add("q", b.line("a", "", byClient, graded(nil, "judge")), b.line("hold", "", byClient, nil, func(s *runner.EpisodeSpec) { s.World = "base" }))
+	r := b.until(func(now runner.Batch) bool { return now.Done == 2 })
+	if r.Causes["error/client"] != 1 || asked != 1+2 {
+		t.Errorf("causes %v after %d askings, want null by the client after 3", r.Causes, asked)
+	}
+	first.stop()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := b.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.restart()
+	one := 1.0
+	mu.Lock()
+	answer = &one
+	mu.Unlock()
+	if _, err := b.ResumeBatch(t.Context(), owner, "q", 0); err != nil {
+		t.Fatal(err)
+	}
+	b.client("q", 0, do)
+	b.until(func(now runner.Batch) bool { return now.Valid == 1 })
+	ep, err := b.Get(t.Context(), b.key("a"))
+	if err != nil || len(ep.Attempts) != 1 || *ep.Reward != 1 || ep.Last().Calls != 1 {
+		t.Errorf("episode = %+v, %v; want its one attempt scored later", ep, err)
+	}
+}
+
+func TestScoreBatchAsksTheClient(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.queue(runner.BatchSpec{ID: "q"})
+	c := b.client("q", 0, b.playMark(always("0.5")))
+	b.add("q", b.line("a", "g", byClient, b.graderOf(sayMark)), b.line("b", "g", byClient, b.graderOf(sayMark)))
+	b.group("q", 0)
+	_, err := b.ScoreBatch(t.Context(), owner, "q", graded(nil, "judge"))
+	wantKind(t, err, runner.KindInUse)
+	b.seal()
+	b.follow("q", 0)
+	<-c.done
+	again, err := b.ScoreBatch(t.Context(), owner, "q", graded(b.graderOf(sayOne), "judge"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.client(again.ID, 0, b.judging(again.ID, func(w runner.Work, _ string) *float64 {
+		if w.Kind != runner.WorkScore {
+			t.Errorf("work = %+v, want a scoring", w)
+		}
+		r := map[string]float64{"a": 0.25, "b": -0.25}[w.Episode.Key.ID]
+		return &r
+	}))
+	if g := b.group(again.ID, 0); *g.Mean != 1 || *g.Rewards[0] != 1.25 || *g.Rewards[1] != 0.75 {
+		t.Errorf("group = %+v", g)
+	}
+	ep, err := b.Get(t.Context(), b.key("a"))
+	if err != nil || *ep.Reward != 0.5 || len(ep.Last().Scores) != 1 {
+		t.Errorf("the episode is %+v, %v; want it as it was", ep.Last(), err)
+	}
+	one := 1.0
+	err = b.RewardInBatch(t.Context(), owner, again.ID, runner.RewardSpec{ID: "a", Name: "judge", Reward: &one})
+	wantKind(t, err, runner.KindNotLive)
+}
+
+// What was done is done, what the daemon's end cut short is made again, and groups and
+// their cursor are as before.
+func TestQueueGoesOnAfterTheDaemon(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := b.graderOf(sayMark)
+	b.queue(runner.BatchSpec{ID: "q", OnVoid: "refill:1"})
+	asked := make(chan runner.Work, 8)
+	c := b.client("q", 0, func(w runner.Work) {
+		switch w.Episode.Key.ID {
+		case "g1/a":
+			b.abortWork(w)
+		case "g1/b", "g1/a~1":
+			b.playMark(always("1"))(w)
+		default:
+			asked <- w
+		}
+	})
+	lines := []runner.BatchEpisode{
+		b.line("g1/a", "g1", byClient, g), b.line("g1/b", "g1", byClient, g),
+		b.line("g2/a", "g2", byClient, g), b.line("g2/b", "g2", byClient, g),
+	}
+	b.add("q", lines...)
+	first := b.group("q", 0)
+	for range 2 {
+		w := <-asked
+		if w.Episode.Key.ID == "g2/a" {
+			b.playMark(always("0"))(w)
+		}
+	}
+	b.until(func(now runner.Batch) bool { return now.Done == 4 })
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := b.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	<-c.done
+	b.restart()
+	now := b.batchNow("q")
+	if now.State != runner.BatchInterrupted || now.Done != 4 || now.Total != 5 || now.GroupSeq != 1 {
+		t.Fatalf("after the stop: %+v", now)
+	}
+	// Known lines are known while it is interrupted, and new ones are taken.
+	more := append(slices.Clone(lines), b.line("g3/a", "g3", byClient, g), b.line("g3/b", "g3", byClient, g))
+	if a := b.add("q", more...); a.Known != 4 || a.Added != 2 {
+		t.Errorf("added %+v, want 4 known and 2 new", a)
+	}
+	err := b.Work(t.Context(), owner, "q", runner.WorkSpec{}, nil)
+	wantKind(t, err, runner.KindNotLive)
+	if _, err := b.ResumeBatch(t.Context(), owner, "q", 0); err != nil {
+		t.Fatal(err)
+	}
+	if same := b.group("q", 0); same.Seq != first.Seq || !slices.Equal(same.IDs, first.IDs) || *same.Mean != *first.Mean {
+		t.Errorf("first group is %+v, was %+v", same.BatchGroup, first.BatchGroup)
+	}
+	b.client("q", 0, b.playMark(always("1")))
+	g2, g3 := b.group("q", 1), b.group("q", 2)
+	if g2.Group != "g2" { // they were played at the same time
+		g2, g3 = g3, g2
+	}
+	if g2.Group != "g2" || *g2.Mean != 0.5 || g2.Results[0].Attempt != 1 || g2.Results[1].Attempt != 2 {
+		t.Errorf("second group = %+v", g2)
+	}
+	if g3.Group != "g3" || g3.Valid != 2 {
+		t.Errorf("third group = %+v", g3)
+	}
+}
+
+func TestSupersedingLineTakesTheOthersPlace(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := b.graderOf(sayMark)
+	b.queue(runner.BatchSpec{ID: "q"})
+	line := func(id, weights, reward string) runner.BatchEpisode {
+		return b.line(id, "g", shellAgent(mark(reward)), g, withWeights(weights), func(s *runner.EpisodeSpec) { s.OnConflict = "supersede" })
+	}
+	b.add("q", line("a", "v1", "0"), line("b", "v1", "0"))
+	b.group("q", 0)
+	if a := b.add("q", line("a", "v2", "1"), line("b", "v1", "0")); a.Added != 1 || a.Known != 1 || a.Batch.Total != 2 {
+		t.Errorf("added %+v of %d, want one of two", a, a.Batch.Total)
+	}
+	got := b.group("q", 1)
+	if *got.Mean != 0.5 || got.Results[0].Weights != "v2" || got.Results[0].Attempt != 2 {
+		t.Errorf("group = %+v", got)
+	}
+	b.seal()
+	b.follow("q", got.Results[0].Seq)
+	if now := b.batchNow("q"); now.State != runner.BatchDone || now.Total != 2 || now.Valid != 2 || now.GroupSeq != 2 {
+		t.Errorf("batch = %+v", now)
+	}
+}
+
+func TestDeadlineSealsAQueue(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.queue(runner.BatchSpec{ID: "q", DeadlineS: 0.3, OnVoid: "refill:4", GroupSize: 3})
+	b.add("q", b.line("g/a", "g", byClient, nil), b.line("g/b", "g", shellAgent("sleep 1000"), nil))
+	got := b.group("q", 0)
+	if !got.IsVoid || got.Void != 2 || got.Refills != 0 || got.Causes["cancelled/client"] != 2 {
+		t.Errorf("group = %+v, want it void and not refilled", got)
+	}
+	b.follow("q", 0)
+	if now := b.batchNow("q"); now.State != runner.BatchDone || !now.Sealed {
+		t.Errorf("batch = %+v, want it done and sealed", now)
+	}
+}
+
+// Means and deviations of groups that the platform's faults thinned out are those of the
+// members that are left, alone.
+func TestGroupsOfABatchWithFaultsAreThoseOfTheSurvivors(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(c *runner.Config) { c.Faults = &runner.Faults{Share: 0.1, Seed: 7} })
+	g := b.graderOf(sayMark)
+	rewardOf := func(i, j int) float64 { return float64((i*7+j*3)%11) / 10 }
+	spec := runner.BatchSpec{OnVoid: "drop"}
+	for i := range 12 {
+		for j := range 8 {
+			group := fmt.Sprintf("it1/t%d", i)
+			spec.Episodes = append(spec.Episodes, b.line(fmt.Sprintf("%s/s%d", group, j), group, shellAgent(mark(fmt.Sprint(rewardOf(i, j)))), g))
+		}
+	}
+	made := b.batch(spec)
+	lost := 0
+	b.follow(made.ID, 0)
+	err := b.Groups(t.Context(), owner, made.ID, 0, false, func(got runner.GroupResult) error {
+		var i int
+		if _, err := fmt.Sscanf(got.Group, "it1/t%d", &i); err != nil {
+			return err
+		}
+		var left []float64
+		var sum float64
+		for j, r := range got.Results {
+			if r.Reward == nil {
+				lost++
+				if r.Cause != runner.Platform || got.Rewards[j] != nil {
+					t.Errorf("%s is void by %s with reward %v", r.ID, r.Cause, got.Rewards[j])
+				}
+				continue
+			}
+			if *r.Reward != rewardOf(i, j) || *got.Rewards[j] != *r.Reward || got.IDs[j] != r.ID {
+				t.Errorf("%s has reward %v, want %v", r.ID, *r.Reward, rewardOf(i, j))
+			}
+			left = append(left, *r.Reward)
+			sum += *r.Reward
+		}
+		mean := sum / float64(len(left))
+		var square float64
+		for _, x := range left {
+			square += (x - mean) * (x - mean)
+		}
+		std := math.Sqrt(square / float64(len(left)))
+		if *got.Mean != mean || *got.Std != std || got.Valid != len(left) || got.Wanted != 8 {
+			t.Errorf("%s: mean %v, std %v of %d; want %v, %v of %d", got.Group, *got.Mean, *got.Std, got.Valid, mean, std, len(left))
+		}
+		for j, r := range got.Results { // what a trainer makes of it, member by member
+			if r.Reward != nil && (*got.Rewards[j]-*got.Mean) != (*r.Reward-mean) {
+				t.Errorf("%s: the advantage is not that among the survivors", r.ID)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now := b.batchNow(made.ID); now.GroupSeq != 12 || now.Void != lost || lost < 3 || lost > 24 {
+		t.Errorf("%d groups, %d void, %d lost; want 12 groups and about 10 lost", now.GroupSeq, now.Void, lost)
+	}
 }
