@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/paddock-run/paddock/api"
+)
+
+// trainer is a client that plays what a queue asks of it, as a driver would.
+type trainer struct {
+	t      *testing.T
+	client *api.Client
+	reward func(id string) string
+
+	mu     sync.Mutex
+	played map[string]int // attempts that were played to their end, by id
+	plays  sync.WaitGroup
+}
+
+// work reads the queue's work until it is cut off.
+func (tr *trainer) work(ctx context.Context, queue string) error {
+	defer tr.plays.Wait()
+	return tr.client.Work(ctx, queue, "", 0, func(w api.Work) error {
+		tr.plays.Go(func() { tr.play(ctx, w) })
+		return nil
+	})
+}
+
+// play makes one attempt. What ends it from outside is no failure of the test: the daemon
+// asks again.
+func (tr *trainer) play(ctx context.Context, w api.Work) {
+	key := api.Key{Run: w.Episode.Run, ID: w.ID}
+	script := fmt.Sprintf(`echo '{"reward": %s}' > /tmp/reward`, tr.reward(w.ID))
+	if _, err := tr.client.Call(ctx, key, api.CallSpec{Tool: "exec", Attempt: w.Attempt, Argv: []string{"sh", "-c", script}}); err != nil {
+		return
+	}
+	if _, err := tr.client.Finish(ctx, key, api.FinishSpec{Attempt: w.Attempt, Payload: []byte("tokens of " + w.ID)}); err != nil {
+		return
+	}
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	tr.played[w.ID]++
+}
+
+func queueLine(id, group, grader string) api.BatchEpisode {
+	return api.BatchEpisode{
+		EpisodeSpec: api.EpisodeSpec{
+			ID: id, Group: group, World: "busybox", Weights: "v1", Retries: 1, Graders: []api.WeightedGrader{{Grader: grader}},
+			Limits: api.Limits{Memory: 64 << 20, Disk: 16 << 20},
+		},
+		Agent: api.AgentSpec{Client: true},
+	}
+}
+
+// A queue whose daemon is killed in the midst of it ends as one whose daemon lived: the
+// same groups, the kept payloads, and nothing that had a reward is played again.
+func TestQueueGoesOnAfterTheDaemonWasKilled(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	d := h.serve(t, "--inject-faults", "0.2:3")
+	h.must(t, "world", "build", "--busybox", "--name", "busybox")
+	c := api.NewClient(h.socket)
+	grader, err := c.PutGrader(t.Context(), api.GraderSpec{
+		Files:   map[string]api.GraderFile{"g.sh": {Bytes: []byte(`cat /tmp/reward >&"$PADDOCK_VERDICT_FD"`), Mode: 0o755}},
+		Command: []string{"sh", "/grader/g.sh"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.must(t, "batch", "open", "--id", "q", "--run", "r", "--on-void", "refill:2", "--min-valid", "3")
+	const groups, size = 4, 4
+	var lines []api.BatchEpisode
+	for i := range groups * size {
+		group := fmt.Sprintf("it1/t%d", i/size)
+		lines = append(lines, queueLine(fmt.Sprintf("%s/s%d", group, i%size), group, grader))
+	}
+	if a, err := c.AddToBatch(t.Context(), "q", lines...); err != nil || a.Added != len(lines) {
+		t.Fatalf("AddToBatch() = %+v, %v", a, err)
+	}
+	tr := &trainer{t: t, client: c, played: map[string]int{}, reward: func(id string) string { return "0." + id[len(id)-1:] }}
+	work, stop := context.WithCancel(t.Context())
+	worked := make(chan error, 1)
+	go func() { worked <- tr.work(work, "q") }()
+	seen := map[string]api.GroupResult{}
+	var cursor int64
+	read := func(g api.GroupResult) error {
+		seen[g.Group.Group], cursor = g, g.Seq
+		if len(seen) == 2 && cursor == 2 {
+			d.kill()
+		}
+		if len(seen) == groups {
+			return errors.New("all are there")
+		}
+		return nil
+	}
+	if err := c.GroupResults(t.Context(), "q", 0, true, read); err == nil {
+		t.Error("following the groups of a killed daemon ended well")
+	}
+	if err := <-worked; err == nil {
+		t.Error("reading the work of a killed daemon ended well")
+	}
+	stop()
+
+	h.serve(t)
+	if a, err := c.AddToBatch(t.Context(), "q", lines...); err != nil || a.Known != len(lines) || a.Batch.State != "interrupted" {
+		t.Errorf("the same lines again: %+v, %v; want all known", a, err)
+	}
+	h.must(t, "batch", "resume", "q", "-d")
+	go func() { worked <- tr.work(t.Context(), "q") }()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := c.GroupResults(ctx, "q", cursor, true, read); ctx.Err() != nil {
+		t.Fatalf("the groups did not come: %v, %d of %d", err, len(seen), groups)
+	}
+	h.must(t, "batch", "seal", "q")
+	if err := <-worked; err != nil {
+		t.Errorf("reading work to the end of the queue: %v", err)
+	}
+	for name, g := range seen {
+		if g.Valid != size || g.IsVoid || math.Abs(*g.Mean-0.15) > 1e-9 {
+			t.Errorf("%s: %+v, want 4 valid with mean 0.15", name, g.Group)
+		}
+		for i, r := range g.Results {
+			var payload bytes.Buffer
+			err := c.Payload(t.Context(), api.Key{Run: "r", ID: r.ID}, r.Attempt, &payload)
+			if err != nil || payload.String() != "tokens of "+r.ID || *r.Reward != *g.Rewards[i] {
+				t.Errorf("%s: payload %q, reward %v, %v", r.ID, &payload, *r.Reward, err)
+			}
+		}
+	}
+	for id, n := range tr.played {
+		if n != 1 {
+			t.Errorf("%s was played to its end %d times, want once", id, n)
+		}
+	}
+	h.noStrays(t)
+}
+
+func TestQueueOnTheCommandLine(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.serve(t)
+	h.must(t, "world", "build", "--busybox", "--name", "busybox")
+	manifest := filepath.Join(filepath.Dir(h.socket), "m.jsonl")
+	line := func(id, weights, agent string) string {
+		return fmt.Sprintf(`{"id":%q,"group":%q,"world":"busybox","weights":%q,"agent":%s}`+"\n", id, id[:1], weights, agent)
+	}
+	const works = `{"command":{"tool":"exec","argv":["true"]}}`
+	text := line("a/0", "", works) + line("b/0", "v1", `{"client":true}`) + line("c/0", "v2", `{"client":true}`)
+	if err := os.WriteFile(manifest, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		want string
+		args []string
+	}{
+		{"q\n", []string{"batch", "open", "--id", "q", "--run", "r"}},
+		{"3 added, 0 known", []string{"batch", "add", "q", manifest}},
+		{"0 added, 3 known", []string{"batch", "add", "q", manifest}},
+		{"1 cancelled", []string{"batch", "cancel", "q", "--weights-before", "v2"}},
+		{"1 cancelled", []string{"batch", "cancel", "q", "--prefix", "c", "--reason", "enough"}},
+		{"running, open", []string{"batch", "show", "q"}},
+		{"batch q", []string{"batch", "seal", "q"}},
+		{"c  0 of 1 valid  mean -  std -  void", []string{"batch", "groups", "q", "-f"}},
+		{`"reason":"enough"`, []string{"batch", "groups", "q", "--json"}},
+		{"", []string{"batch", "work", "q"}},
+	} {
+		if out := h.must(t, c.args...); !strings.Contains(out, c.want) {
+			t.Errorf("%v: %q, want %q in it", c.args, out, c.want)
+		}
+	}
+	for _, c := range []struct {
+		want string
+		args []string
+	}{
+		{"no such file", []string{"batch", "add", "q", manifest + ".none"}},
+		{"no line of batch", []string{"batch", "cancel", "q", "--group", "nope"}},
+		{"give one of", []string{"batch", "cancel", "q", "--group", "a", "--prefix", "b"}},
+		{"refill:K", []string{"batch", "open", "--on-void", "refill:none"}},
+		{"no batch", []string{"batch", "seal", "none"}},
+	} {
+		if code, out, errs := h.paddock(t, nil, c.args...); code == 0 || !strings.Contains(errs, c.want) {
+			t.Errorf("%v: exit code %d, %q, %q; want %q in it", c.args, code, out, errs, c.want)
+		}
+	}
+}
