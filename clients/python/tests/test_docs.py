@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 import venv
@@ -15,17 +17,23 @@ import paddock
 PACKAGE = REPO / "clients" / "python"
 
 
-def recipes(path: Path) -> list[tuple[str, str]]:
-    """The titles and the code of a document's Python blocks."""
-    found: list[tuple[str, str]] = []
-    title, code = "", None
+def recipes(path: Path) -> list[tuple[str, str, dict[str, str]]]:
+    """A document's Python blocks: title, code, and the files that follow it.
+
+    A block whose first line names a file beside the language is such a file.
+    """
+    found: list[tuple[str, str, dict[str, str]]] = []
+    title, code, file = "", None, ""
     for line in path.read_text().splitlines(keepends=True):
         if code is None and line.startswith("## "):
             title = line[3:].strip()
-        elif code is None and line == "```python\n":
-            code = ""
+        elif code is None and (opened := re.fullmatch(r"```(?:python|sh)(?: (\S+))?\n", line)):
+            code, file = "", opened[1] or ""
         elif code is not None and line == "```\n":
-            found.append((title, code))
+            if file:
+                found[-1][2][file] = code
+            elif "import paddock" in code:
+                found.append((title, code, {}))
             code = None
         elif code is not None:
             code += line
@@ -33,16 +41,28 @@ def recipes(path: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "code", [pytest.param(code, id=title) for title, code in recipes(REPO / "docs" / "python.md")]
+    ("code", "files"),
+    [pytest.param(code, files, id=title) for title, code, files in recipes(REPO / "docs" / "python.md")],
 )
-def test_recipe(code: str, daemon: Daemon, world: paddock.World, tmp_path: Path) -> None:
+def test_recipe(
+    code: str, files: dict[str, str], daemon: Daemon, world: paddock.World, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        env={"PADDOCK_SOCKET": daemon.socket, "PYTHONPATH": str(PACKAGE / "src")},
+        env={
+            "PADDOCK_SOCKET": daemon.socket,
+            "PYTHONPATH": f"{PACKAGE / 'src'}:{tmp_path}",
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+        },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
 
@@ -55,7 +75,7 @@ def test_the_wheel_installs_alone_and_its_quick_start_runs(daemon: Daemon, tmp_p
     python = tmp_path / "empty" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "-q", "--no-index", wheel], check=True)
-    ((_, code),) = recipes(PACKAGE / "README.md")
+    ((_, code, _),) = recipes(PACKAGE / "README.md")
     done = subprocess.run(
         [python, "-c", code],
         cwd=tmp_path,

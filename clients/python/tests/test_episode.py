@@ -59,6 +59,31 @@ def test_a_tool_that_the_model_made_up_is_a_value(ep: paddock.Episode) -> None:
     assert "teleport" in r.text
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "kind"),
+    [
+        ("exec", {}, "invalid_arguments"),
+        ("exec", {"shell": 5}, "invalid_arguments"),
+        ("exec", {"command": "ls"}, "invalid_arguments"),
+        ("read_file", {"path": "/none"}, "not_found"),
+        ("read_file", {"file": "/tmp"}, "invalid_arguments"),
+        ("write_file", {"path": ["/tmp"]}, "invalid_arguments"),
+    ],
+)
+def test_arguments_that_the_model_made_up_are_a_value(
+    ep: paddock.Episode, name: str, args: dict[str, Any], kind: str
+) -> None:
+    r = ep.tool(name, args)
+    assert (r.ok, r.fault and r.fault.kind) == (False, kind)
+    assert ep.tool("exec", {"argv": ["echo", "on"]}).stdout == "on\n"
+
+
+def test_tools_that_every_world_has(ep: paddock.Episode) -> None:
+    assert ep.tool("write_file", {"path": "/tmp/a", "content": "text"}).ok
+    assert ep.tool("read_file", {"path": "/tmp/a"}).text == "text"
+    assert ep.tool("exec", {"shell": "cat /tmp/a", "cwd": "/tmp"}, weights="v1").stdout == "text"
+
+
 def test_a_tool_of_the_spec_gets_its_arguments(client: paddock.Client, world: paddock.World) -> None:
     with client.create(world, tools=[paddock.Tool("echo", ("cat",))]) as ep:
         assert ep.tool("echo", {"x": [1]}).stdout == '{"x":[1]}'

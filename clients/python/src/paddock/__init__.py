@@ -24,7 +24,9 @@ from ._errors import (
     Unavailable,
 )
 from ._function import WorldCall, WorldFunction, world
+from ._graders import Judge
 from ._local import Local, local
+from ._queue import GroupResult, Member, Queue
 from ._sync import Batch, CallStream, Client, Episode, Run, Session, Worlds, connect, run
 from ._types import (
     Agent,
@@ -98,15 +100,19 @@ __all__ = [
     "FileInfo",
     "Grader",
     "Group",
+    "GroupResult",
+    "Judge",
     "LeaseState",
     "LimitHit",
     "Local",
+    "Member",
     "NotFound",
     "PaddockError",
     "PayloadSummary",
     "PlatformError",
     "Policy",
     "Progress",
+    "Queue",
     "Recipe",
     "Run",
     "RunInfo",

@@ -117,16 +117,21 @@ class Response(_http.Response):
                 raise Unavailable("connection_lost", "the stream ended before it began") from e
 
     def alive(self) -> bool:
-        """Whether the other side still holds the connection of a stream open."""
+        """Whether the other side still holds the connection of a stream open.
+
+        What it has sent meanwhile, its signs of life, is dropped.
+        """
         sock = self._conn.open_socket()
         if sock is None:
             return False
         try:
-            return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            while sock.recv(1 << 12, socket.MSG_DONTWAIT):
+                pass
         except BlockingIOError:
             return True
         except OSError:
-            return False
+            pass
+        return False
 
     def close(self) -> None:
         self._raw.close()

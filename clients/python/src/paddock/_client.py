@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -12,6 +13,7 @@ from ._episode import Episode
 from ._errors import BadRequest, Unavailable, from_problem
 from ._graders import GraderFiles, PendingGrader, grader_body, kept
 from ._http import JSON, Response, Transport, segment
+from ._queue import AnyGrader, Queue, Rollout
 from ._types import (
     BatchInfo,
     Capacity,
@@ -85,6 +87,10 @@ class Scope:
     @property
     def socket(self) -> str:
         return self.transport.path
+
+    @property
+    def generation(self) -> int:
+        return self._generation
 
     async def request(self, method: str, path: str, **options: Any) -> Response:
         """One request, with the run's generation."""
@@ -173,7 +179,7 @@ class Scope:
         self, spec: EpisodeSpec, *, lease: str = "connection", ttl: float | None = None
     ) -> Episode:
         """The same from a spec."""
-        body = self._filled(spec).wire()
+        body = self.filled(spec).wire()
         if "agent" in body:
             raise from_problem(
                 {"kind": "bad_request", "field": "agent", "detail": "agents act in batches only"}
@@ -186,7 +192,7 @@ class Scope:
         answer = await self.json("POST", f"{self._base}/episodes", json_body=body)
         return Episode(self, decode(EpisodeInfo, answer["episode"]), bool(answer["kept"]))
 
-    def _filled(self, spec: EpisodeSpec) -> EpisodeSpec:
+    def filled(self, spec: EpisodeSpec) -> EpisodeSpec:
         """The spec with the run's defaults where it is silent."""
         more: dict[str, Any] = {}
         for name, default in self.defaults.items():
@@ -242,7 +248,7 @@ class Scope:
             "min_valid": min_valid,
         }
         body = {k: v for k, v in body.items() if v}
-        body["episodes"] = [self._filled(e).wire() for e in episodes]
+        body["episodes"] = [self.filled(e).wire() for e in episodes]
         return Batch(self, decode(BatchInfo, await self.json("POST", "/v1/batches", json_body=body)))
 
     async def get_batch(self, id: str) -> Batch:
@@ -352,17 +358,54 @@ class Run(Scope):
         return self._run
 
     @property
-    def generation(self) -> int:
-        return self._generation
-
-    @property
     def worlds(self) -> Worlds:
         return Worlds(self)
+
+    def queue(
+        self,
+        rollout: Rollout,
+        *graders: AnyGrader,
+        name: str = "queue",
+        group_size: int = 8,
+        surplus: int = 0,
+        take: str = "",
+        on_void: str = "",
+        min_valid: int = 0,
+        parallel: int = 0,
+        most: int | None = None,
+        progress: bool | None = None,
+    ) -> Queue:
+        """A queue of groups that ``rollout(ep, task)`` plays, one attempt a call.
+
+        A rollout calls tools and ends with ``finish``. What it raises is the client's failure:
+        no reward, and another attempt, from the top, while ``retries`` allow. ``group_size``
+        valid members make a group; ``surplus`` more are started, and ``take`` says which count.
+        ``on_void`` is ``drop``, ``refill:K`` or ``void_group``; below ``min_valid`` (2) a group
+        is void. ``parallel`` bounds what is under way, ``most`` what this process plays at once;
+        neither has a bound of its own. Asked for again by a later process, it is the same queue.
+        """
+        options = {
+            "group_size": group_size if surplus else 0,  # else a group is all of its lines
+            "take": take,
+            "on_void": on_void,
+            "min_valid": min_valid,
+            "parallel": parallel,
+        }
+        set_ones = {k: v for k, v in options.items() if v}
+        q = Queue(self, rollout, graders, name, set_ones, group_size + surplus, most, progress)
+        self._queues.append(q)
+        return q
+
+    @functools.cached_property
+    def _queues(self) -> list[Queue]:
+        return []
 
     async def __aenter__(self) -> Run:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for q in self._queues:
+            await q.close()
         self.transport.close()
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from ._errors import BadRequest, CallConflict, EpisodeEnded, NotFound, PaddockError, Unavailable, from_problem
-from ._http import BYTES, JSON, STREAM, TAR, Response, dumps, segment
+from ._http import BYTES, JSON, STREAM, TAR, Response, Transport, dumps, segment
 from ._payload import decode_payload, encode_payload
 from ._types import (
     Attempt,
@@ -31,6 +31,17 @@ if TYPE_CHECKING:
 Data = bytes | bytearray | str
 Command = str | Sequence[str]
 R = TypeVar("R")
+
+# Tools that every world has; their arguments are the call's own fields.
+BUILTIN = frozenset({"exec", "read_file", "write_file", "list_dir", "stat", "remove"})
+
+# What a model does wrong in choosing a tool and its arguments, and what it is told.
+_MISTAKES = {
+    "unknown_tool": "unknown_tool",
+    "bad_request": "invalid_arguments",
+    "unknown_field": "invalid_arguments",
+    "unknown_user": "invalid_arguments",
+}
 
 # Beyond this, bytes travel raw and not as base64 in JSON.
 _RAW_FROM = 64 << 10
@@ -148,6 +159,10 @@ class Episode:
 
     def __repr__(self) -> str:
         return f"<Episode {self.run}/{self.id} attempt {self.attempt} {self.info.state}>"
+
+    @property
+    def transport(self) -> Transport:
+        return self._scope.transport
 
     @property
     def run(self) -> str:
@@ -288,17 +303,27 @@ class Episode:
         weights: str = "",
         seq: int = 0,
     ) -> CallResult:
-        """Call a tool of the world by name. One that it does not have is a result with a fault."""
-        spec = {"tool": name, "args": args, "timeout_s": timeout, "weights": weights, "seq": seq}
+        """Make the call that a model asks for: a tool of the world, or one that every world has.
+
+        Those are ``exec`` (``shell`` or ``argv``), ``read_file``, ``write_file``, ``list_dir``,
+        ``stat`` and ``remove`` (``path``). A tool that is not there and arguments that do not
+        fit are results with a fault, for the model to read.
+        """
+        spec: dict[str, Any] = {"tool": name, "timeout_s": timeout, "weights": weights, "seq": seq}
+        if name in BUILTIN:
+            given = dict(args or {})
+            if isinstance(given.get("content"), str):
+                given["content"] = base64.b64encode(given["content"].encode()).decode()
+            spec = {**given, **spec}
+        else:
+            spec["args"] = args
         try:
             return await self._call(spec)
-        except PaddockError as e:
-            if e.kind != "unknown_tool":
+        except BadRequest as e:
+            kind = _MISTAKES.get(e.kind)
+            if kind is None:
                 raise
-            # The model chose the name: what it does wrong is for it to read.
-            return CallResult(
-                attempt=self.attempt, tool=name, fault=CallFault("unknown_tool", detail=e.detail)
-            )
+            return CallResult(attempt=self.attempt, tool=name, fault=CallFault(kind, detail=e.detail))
 
     async def session(
         self, *, cwd: str = "", user: str = "", env: Mapping[str, str] | None = None
@@ -402,7 +427,7 @@ class Episode:
         """Wait until the episode is done: it has ended and is scored where graders were given."""
         pause = 0.005
         while (await self.refresh()).state != "done":
-            await self._scope.transport.sleep(pause)
+            await self.transport.sleep(pause)
             pause = min(pause * 1.5, 0.5)
         return self.info
 

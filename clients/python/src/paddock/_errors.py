@@ -43,6 +43,10 @@ class PaddockError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), dict(self.__dict__))
 
+    def copy(self) -> PaddockError:
+        """The same once more, to be raised in another place."""
+        return _rebuild(type(self), dict(self.__dict__))
+
     def _text(self) -> str:
         text = f"{self.kind}: {self.detail}" if self.detail else self.kind
         if self.field and self.field.rsplit("/", 1)[-1] not in self.detail:

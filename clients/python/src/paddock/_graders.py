@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import inspect
+import logging
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +16,9 @@ from ._types import Grader, GraderRef
 
 if TYPE_CHECKING:
     from ._client import Scope
+    from ._episode import Episode
+
+log = logging.getLogger("paddock")
 
 GraderFiles = Mapping[str, "bytes | str | os.PathLike[str]"] | str | os.PathLike[str]
 
@@ -43,6 +49,49 @@ class PendingGrader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PendingGrader, (self._scope, self._body, self._weight)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A reward that the client finds, for episodes of a queue: ``source`` is ``client``.
+
+    The function is given the ended episode: a coroutine function an aio one, a plain function
+    a synchronous one, in a thread. It returns the reward, or None where it found none, or
+    (reward, metrics). What it raises is no reward: the client's null, asked for again.
+    """
+
+    name: str
+    function: Callable[[Any], Any]
+    weight: float | None = None
+
+    def wire(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"grader": f"client:{self.name}"}
+        if self.weight is not None:
+            out["weight"] = self.weight
+        return out
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a judge found."""
+
+    reward: float | None
+    metrics: Mapping[str, float]
+    reason: str = ""
+
+
+async def play_judge(judge: Judge, ep: Episode, synchronous: Callable[[Episode], Any]) -> Found:
+    """Have a judge find the reward."""
+    try:
+        if inspect.iscoroutinefunction(judge.function):
+            found = await judge.function(ep)
+        else:
+            found = await ep.transport.apart(lambda: judge.function(synchronous(ep)))
+        reward, metrics = found if isinstance(found, tuple) else (found, {})
+        return Found(None if reward is None else float(reward), dict(metrics))
+    except Exception as e:
+        log.warning("judge %s of %s raised", judge.name, ep.id, exc_info=True)
+        return Found(None, {}, f"{type(e).__name__}: {e}"[:1000])
 
 
 async def kept(graders: Sequence[GraderRef | PendingGrader]) -> list[GraderRef]:

@@ -373,10 +373,11 @@ class Run(_Scope[_client.Run]):
         return None
 
     async def __aenter__(self) -> _client.Run:
-        return self.aio()
+        self._entered = self.aio()
+        return self._entered
 
     async def __aexit__(self, *_: object) -> None:
-        _asyncio.Transport.at(self._core.socket).close()
+        await self._entered.__aexit__()
 
 
 def connect(socket: str | os.PathLike[str] | None = None) -> Client:

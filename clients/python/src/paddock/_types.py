@@ -481,11 +481,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Agent:
-    """Who acts in an episode of a batch: exactly one of calls, command, host."""
+    """Who acts in an episode of a batch: exactly one of calls, command, host, client."""
 
     calls: Sequence[Call | str] = ()
     command: Call | str | None = None
     host: Sequence[str] = ()
+    client: bool = False
     answer: Any = None
 
     def wire(self) -> dict[str, Any]:
@@ -494,6 +495,8 @@ class Agent:
             out["calls"] = [_call(c) for c in self.calls]
         if self.command is not None:
             out["command"] = _call(self.command)
+        if self.client:
+            out["client"] = True
         if self.host:
             out["host"] = list(self.host)
         if self.answer is not None:
@@ -594,6 +597,8 @@ class BatchResult:
     """One episode's result in a batch; it may come again with the same (id, attempt)."""
 
     seq: int = 0
+    line: int = 0
+    refill_of: str = ""
     run: str = ""
     id: str = ""
     group: str = ""
@@ -645,6 +650,10 @@ class Group:
     done: int = 0
     valid: int = 0
     void: int = 0
+    surplus: int = 0
+    refills: int = 0
+    seq: int = 0
+    ids: tuple[str, ...] = ()
     rewards: tuple[float | None, ...] = ()
     mean: float | None = None
     std: float | None = None
@@ -652,6 +661,7 @@ class Group:
     causes: Mapping[str, int] = field(default_factory=dict)
     complete: bool = False
     is_void: bool = False
+    biased: bool = False
 
     def advantages(self, *, normalize: bool = True) -> tuple[float | None, ...]:
         """Advantages in order of the manifest; None for members without a reward."""
@@ -666,6 +676,7 @@ class BatchInfo:
     owner: str = ""
     run: str = ""
     state: str = ""
+    sealed: bool = False
     of: str = ""
     created: datetime | None = None
     total: int = 0
@@ -676,6 +687,7 @@ class BatchInfo:
     groups: tuple[Group, ...] = ()
     error: str = ""
     seq: int = 0
+    group_seq: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ._client import Client, Run, RunDefaults, check_version
 from ._episode import CallStream, Episode, Session
 from ._graders import PendingGrader
 from ._http import socket_path
+from ._queue import GroupResult, Member, Queue
 from ._worlds import Worlds
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ __all__ = [
     "CallStream",
     "Client",
     "Episode",
+    "GroupResult",
+    "Member",
     "PendingGrader",
+    "Queue",
     "Run",
     "Session",
     "Worlds",
