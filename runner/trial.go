@@ -422,8 +422,13 @@ func (t *trial) box(ctx context.Context) (box, error) {
 	if b.sb != nil {
 		return b, nil
 	}
-	if b, err = fill(ctx, b); err != nil {
-		t.g.r.stock.drop(b)
+	// What was begun is finished, so that it can be ended, whoever has gone meanwhile.
+	begun, cancel := context.WithTimeout(context.WithoutCancel(ctx), stockPatience)
+	defer cancel()
+	if b, err = fill(begun, b); err != nil {
+		if begun.Err() == nil { // else the launcher may still be at it, and the ids stay in use
+			t.g.r.stock.drop(b)
+		}
 		return box{}, err
 	}
 	return b, nil
