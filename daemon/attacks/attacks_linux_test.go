@@ -1,6 +1,8 @@
 package attacks
 
 import (
+	"archive/tar"
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/paddock-run/paddock/overlay"
 	"github.com/paddock-run/paddock/policies"
+	"github.com/paddock-run/paddock/sandbox"
 )
 
 // attack is one case.
@@ -22,8 +25,10 @@ type attack struct {
 	does string
 	// run is a script of busybox that does it; FLAG is the path of a file on the host.
 	run string
-	// want is its whole output; strict, when set, is that under the policy strict.
+	// want is its whole output; strict, when set, is that under policies without a root, and
+	// only those under policies by name.
 	want, strict string
+	only         map[string]string
 	// timeout ends the call.
 	timeout time.Duration
 	// typed looks at how the call ended; without it the call has to end with code 0.
@@ -43,7 +48,7 @@ func TestAttacks(t *testing.T) {
 	for _, group := range [][]attack{processes, kernel, files, network} {
 		cases = append(cases, group...)
 	}
-	for _, policy := range []string{"default", "strict"} {
+	for _, policy := range h.set.Names() {
 		t.Run(policy, func(t *testing.T) {
 			for i, a := range cases {
 				t.Run(a.id, func(t *testing.T) {
@@ -61,6 +66,18 @@ func TestAttacks(t *testing.T) {
 		h.malicious(t)
 		h.master(t)
 	})
+	t.Run("X-F10", func(t *testing.T) {
+		h.archives(t)
+		h.master(t)
+	})
+	t.Run("X-F25", func(t *testing.T) {
+		h.leastDisk(t)
+		h.master(t)
+	})
+	t.Run("X-P21", func(t *testing.T) {
+		h.initDies(t)
+		h.master(t)
+	})
 	// X-F24: after all of this every byte of the world's layers is what was sealed.
 	if err := h.store.Verify(t.Context(), h.world, nil); err != nil {
 		t.Errorf("the world: %v", err)
@@ -74,10 +91,7 @@ func (h *host) attack(t *testing.T, a attack, policy, name string) {
 	cmd := command(a.run)
 	cmd.User, cmd.Timeout = b.user, a.timeout
 	c := b.run(t, cmd)
-	want := a.want
-	if policy == "strict" && a.strict != "" {
-		want = a.strict
-	}
+	want := a.wanted(b)
 	if got := strings.TrimSpace(c.out); got != strings.TrimSpace(want) && want != "*" {
 		t.Errorf("%s: printed\n%s\nwant\n%s\n(stderr %.500q, %+v)", a.does, got, strings.TrimSpace(want), c.err, c.Exit)
 	}
@@ -102,6 +116,17 @@ func (h *host) attack(t *testing.T, a attack, policy, name string) {
 	if a.captured != nil {
 		a.captured(t, changes)
 	}
+}
+
+// wanted is what the case prints under the box's policy.
+func (a attack) wanted(b *box) string {
+	if w, ok := a.only[b.policy.Name()]; ok {
+		return w
+	}
+	if a.strict != "" && b.policy.CheckUser(0) != nil {
+		return a.strict
+	}
+	return a.want
 }
 
 // noSecrets holds that a sandbox learns nothing of the host.
@@ -163,5 +188,95 @@ func (h *host) malicious(t *testing.T) {
 		if refused, ok := errors.AsType[*overlay.RecipeError](err); !ok || refused.Kind != "world_invalid" {
 			t.Errorf("a world whose /%s is a link: %v, want world_invalid", place, err)
 		}
+	}
+}
+
+// archives builds worlds of tars that lead outside (X-F10) or carry attributes that steer
+// overlayfs (X-F09): refused, or contained, and never a file of the host.
+func (h *host) archives(t *testing.T) {
+	t.Helper()
+	dir := filepath.Dir(h.flag)
+	for name, entries := range map[string][]tar.Header{
+		"climbs":           {{Name: "../../../.." + dir + "/new", Typeflag: tar.TypeReg}},
+		"absolute":         {{Name: dir + "/new", Typeflag: tar.TypeReg}},
+		"through a link":   {{Name: "d", Typeflag: tar.TypeSymlink, Linkname: dir}, {Name: "d/new", Typeflag: tar.TypeReg}},
+		"hard link":        {{Name: "flag", Typeflag: tar.TypeLink, Linkname: h.flag}},
+		"hard link climbs": {{Name: "flag", Typeflag: tar.TypeLink, Linkname: "../../../.." + h.flag}},
+		"device":           {{Name: "disk", Typeflag: tar.TypeBlock, Devmajor: 8}},
+		"twice":            {{Name: "a", Typeflag: tar.TypeSymlink, Linkname: h.flag}, {Name: "a", Typeflag: tar.TypeReg}},
+		"steers overlayfs": {{Name: "a", Typeflag: tar.TypeReg, PAXRecords: map[string]string{"SCHILY.xattr.trusted.overlay.redirect": dir, "SCHILY.xattr.trusted.overlay.metacopy": "y"}}},
+	} {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		for _, e := range entries {
+			e.Mode = 0o644
+			if err := w.WriteHeader(&e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "tar")
+		if err := os.WriteFile(file, b.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		built, err := h.store.Build(t.Context(), overlay.Recipe{Base: h.world, Tar: file}, nil)
+		if _, typed := errors.AsType[*overlay.RecipeError](err); err != nil && !typed {
+			t.Errorf("%s: %v is not typed", name, err)
+		}
+		if err == nil {
+			h.reads(t, name, built.World.ID)
+		}
+	}
+}
+
+// reads has a sandbox on a world read all that it can.
+func (h *host) reads(t *testing.T, name, world string) {
+	t.Helper()
+	first := h.world
+	defer func() { h.world = first }()
+	h.world = world
+	b := h.start(t, "x-f10-"+strings.ReplaceAll(name, " ", "-"), "default", small)
+	defer b.close(t)
+	c := b.sh(t, "cat /flag /a /d/* /disk $(find / -xdev -name new -o -xdev -name flag) 2>/dev/null; :")
+	h.noSecrets(t, c)
+}
+
+// leastDisk starts a sandbox with the least disk there can be: overlayfs turns read-only
+// without a word where its upper has no room for its own directories.
+func (h *host) leastDisk(t *testing.T) {
+	t.Helper()
+	b := h.start(t, "x-least", "default", policies.Limits{DiskBytes: 64 << 10, Inodes: 16})
+	defer b.close(t)
+	if c := b.sh(t, "echo x >/tmp/x && cat /tmp/x"); c.out != "x\n" {
+		t.Errorf("the first write into the smallest disk: %q %q", c.out, c.err)
+	}
+	c := b.sh(t, "dd if=/dev/zero of=/tmp/y bs=4k count=100 2>&1; i=0; while [ $i -lt 40 ]; do : >/tmp/f$i || break; i=$((i+1)); done")
+	if !strings.Contains(c.out+c.err, "No space left") || strings.Contains(c.out+c.err, "Read-only") {
+		t.Errorf("beyond it: %q %q, want no space left", c.out, c.err)
+	}
+}
+
+// initDies ends PID 1 from outside, as its own crash would: calls in flight end, and what
+// is told is what the kernel saw.
+func (h *host) initDies(t *testing.T) {
+	t.Helper()
+	b := h.start(t, "x-init", "default", small)
+	defer b.close(t)
+	var out bytes.Buffer
+	p, err := b.Start(t.Context(), sandbox.Command{Argv: []string{"/bin/sh", "-c", "echo on; sleep 1000"}, Dir: "/", Env: []string{"PATH=/bin"}, Stdout: &out, Stderr: &out, Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Break(); err != nil {
+		t.Fatal(err)
+	}
+	if e := p.Wait(); e.Code != nil || e.TimedOut {
+		t.Errorf("the call in flight ended as %+v", e)
+	}
+	<-b.Done()
+	if f := b.Fate(); f.Kind != sandbox.Killed || f.Evidence == "" {
+		t.Errorf("fate %+v, want killed_outside with its evidence", f)
 	}
 }

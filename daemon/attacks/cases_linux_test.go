@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -31,10 +34,17 @@ var processes = []attack{
 	{id: "X-P02", does: "memory bomb", run: "dd if=/dev/zero of=/dev/null bs=400M count=1; echo $?", want: "137", typed: func(c call) bool { return c.OOM && c.Code != nil }},
 	{id: "X-P03", does: "memory bomb that no process maps", run: "attack memfd_bomb; echo $?", want: "*", typed: func(c call) bool { return c.OOM }},
 	{id: "X-P03b", does: "fills /dev/shm and /tmp", run: "dd if=/dev/zero of=/dev/shm/x bs=1M 2>/dev/null; dd if=/dev/zero of=/tmp/x bs=1M 2>/dev/null; echo full", want: "full"},
+	{id: "X-P04", does: "computes without end, four at a time", run: "for i in 1 2 3 4; do while :; do :; done & done; wait", timeout: time.Second, typed: func(c call) bool {
+		// A quota of one CPU; beyond it only what the kernel's own periods allow.
+		return c.TimedOut && c.Usage.CPU <= c.Usage.Wall*5/4+300*time.Millisecond
+	}},
+	{id: "X-P05", does: "ignores every signal at its deadline", run: "trap '' TERM INT HUP QUIT; echo partial; while :; do sleep 0.05; done", want: "partial", timeout: 300 * time.Millisecond, typed: func(c call) bool { return c.TimedOut }},
 	{
 		id: "X-P07", does: "leaves a daemon of another session behind", run: "(setsid sh -c 'trap \"\" HUP TERM; sleep 1000' >/dev/null 2>&1 &); echo gone", want: "gone",
 		typed: func(c call) bool { return c.Code != nil && c.Leftover > 0 },
 	},
+	{id: "X-P08", does: "ends with a child that holds its output", run: "sleep 1000 & echo ended", want: "ended", typed: func(c call) bool { return c.OutputHeld && c.Code != nil && c.Usage.Wall < 20*time.Second }},
+	{id: "X-P10", does: "floods its output", run: "echo", then: flood},
 	{id: "X-P11", does: "prints NULs, broken UTF-8, escapes and one long line", run: `printf '\0\377\376\033[2J'; head -c 5000000 /dev/zero | tr '\0' a | wc -c`, want: "\x00\xff\xfe\x1b[2J5000000"},
 	{
 		id: "X-P12", does: "signals PID 1 and everybody", run: "kill -9 1; kill -STOP 1; kill -TERM 1; kill -SEGV 1; kill -9 -1",
@@ -73,8 +83,35 @@ func huntExe(t *testing.T, b *box, _ call) {
 	}
 }
 
+// flood is a call whose output nobody keeps; every byte of it is counted.
+func flood(t *testing.T, b *box, _ call) {
+	t.Helper()
+	const size = 256 << 20
+	var n counter
+	p, err := b.Start(t.Context(), sandbox.Command{
+		Argv: []string{"/bin/dd", "if=/dev/zero", "bs=1M", "count=256"}, Dir: "/", User: b.user, Stdout: &n, Stderr: io.Discard, Timeout: time.Minute,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := p.Wait(); e.Code == nil || *e.Code != 0 || n != size {
+		t.Errorf("ended %+v with %d bytes of output, want %d", e, n, size)
+	}
+}
+
+// counter counts what is written to it.
+type counter int64
+
+func (c *counter) Write(p []byte) (int, error) {
+	*c += counter(len(p))
+	return len(p), nil
+}
+
 // Group K: kernel surface.
 var kernel = []attack{
+	// X-K01, X-K02, X-K04 to X-K09 and X-K20 are lines of the probe.
+	{id: "X-K01", does: "asks for all that the kernel has: mounts, namespaces, bpf, io_uring, keys, modules, 32-bit calls", run: "echo", then: probed},
+	{id: "X-K09", does: "asks for every address family", run: "attack families", want: "1 2 10 16"},
 	{
 		id: "X-K03", does: "joins PID 1's namespaces", run: "attack join",
 		want: "net EACCES\nmnt EACCES\nuser EACCES\npid EACCES\nipc EACCES\nuts EACCES\ncgroup EACCES\nsetns EPERM\nbind EPERM",
@@ -94,7 +131,80 @@ var kernel = []attack{
 	{id: "X-K17", does: "starts calls in directories of /proc", run: "ls /proc/self/fd | tr '\\n' ' '; cat /proc/1/environ 2>/dev/null | wc -c", want: "0 1 2 3 0", then: workingDirs},
 	{id: "X-K21", does: "looks for others and for the host", run: lookAround, want: "*", then: seesOnlyItself},
 	{id: "X-K23", does: "looks for capabilities to inherit", run: "grep -E 'CapInh|CapAmb|NoNewPrivs' /proc/self/status | tr '\\t' ' '", want: "CapInh: 0000000000000000\nCapAmb: 0000000000000000\nNoNewPrivs: 1"},
+	{id: "X-K23b", does: "looks for capabilities beyond its policy's", run: "sed -n 's/^Cap\\(Prm\\|Eff\\|Bnd\\):.//p' /proc/self/status", want: "*", then: onlyItsCapabilities},
+	{id: "X-K24", does: "looks for a mount with devices or set-id bits", run: "cat /proc/self/mountinfo", want: "*", then: mountsAreTame},
 	{id: "X-K22", does: "reads the flag by every way to the host's root", run: readFlag, want: "0"},
+}
+
+// probed holds what a program finds against the table of its policy.
+func probed(t *testing.T, b *box, _ call) {
+	t.Helper()
+	want, err := os.ReadFile(probes + "probe." + b.policy.Name() + ".golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := b.run(t, sandbox.Command{Argv: []string{"/bin/probe"}, User: b.user}); c.out != string(want) {
+		t.Errorf("the probe found\n%s\nwant\n%s\n(%q, %+v)", c.out, want, c.err, c.Exit)
+	}
+}
+
+// onlyItsCapabilities holds that permitted, effective and bounding sets are the policy's.
+func onlyItsCapabilities(t *testing.T, b *box, c call) {
+	t.Helper()
+	spec, err := b.policy.Spec(b.policy.Defaults(), "paddock", "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want uint64
+	for _, name := range spec.Process.Capabilities.Bounding {
+		bit, known := capabilities[name]
+		if !known {
+			t.Fatalf("%s: not one that the test knows", name)
+		}
+		want |= 1 << bit
+	}
+	sets := strings.Fields(c.out)
+	if len(sets) != 3 {
+		t.Fatalf("sets %q", c.out)
+	}
+	for _, set := range sets {
+		if got, err := strconv.ParseUint(set, 16, 64); err != nil || got != want {
+			t.Errorf("permitted, effective, bounding = %v, want %016x in each", sets, want)
+		}
+	}
+}
+
+var capabilities = map[string]int{
+	"CAP_CHOWN": unix.CAP_CHOWN, "CAP_DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "CAP_FOWNER": unix.CAP_FOWNER, "CAP_FSETID": unix.CAP_FSETID,
+	"CAP_KILL": unix.CAP_KILL, "CAP_NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE, "CAP_SETGID": unix.CAP_SETGID, "CAP_SETUID": unix.CAP_SETUID,
+	"CAP_SETFCAP": unix.CAP_SETFCAP, "CAP_SYS_CHROOT": unix.CAP_SYS_CHROOT,
+}
+
+// mountsAreTame holds that no mount honours set-id bits, that devices are in /dev alone,
+// that the root follows no redirects, and that no cgroup is mounted.
+func mountsAreTame(t *testing.T, _ *box, c call) {
+	t.Helper()
+	for line := range strings.Lines(c.out) {
+		words := strings.Fields(line)
+		dash := slices.Index(words, "-")
+		if dash < 0 || len(words) < dash+4 {
+			t.Fatalf("mountinfo line %q", line)
+		}
+		at, options, kind, super := words[4], strings.Split(words[5], ","), words[dash+1], strings.Split(words[dash+3], ",")
+		if !slices.Contains(options, "nosuid") {
+			t.Errorf("%s honours set-id bits: %s", at, line)
+		}
+		device := at == "/dev" || strings.HasPrefix(at, "/dev/pts") || words[dash+1] == "tmpfs" && strings.HasPrefix(words[3], "/dev/null")
+		if !slices.Contains(options, "nodev") && !device && !strings.HasSuffix(words[3], "/dev/null") {
+			t.Errorf("%s has devices: %s", at, line)
+		}
+		if strings.HasPrefix(kind, "cgroup") {
+			t.Errorf("a cgroup is mounted: %s", line)
+		}
+		if kind == "overlay" && (slices.Contains(super, "redirect_dir=on") || slices.Contains(super, "redirect_dir=follow") || slices.Contains(super, "metacopy=on") || slices.Contains(super, "userxattr")) {
+			t.Errorf("the root follows what is written in it: %s", line)
+		}
+	}
 }
 
 const lookAround = `cat /proc/self/mountinfo /proc/self/cgroup /proc/1/cgroup /proc/mounts /proc/net/unix /proc/self/maps /proc/cmdline /etc/hosts /etc/hostname /etc/resolv.conf; for f in /proc/[0-9]*/cmdline; do tr '\0' ' ' <$f; done; env; echo host=$(hostname)
@@ -180,6 +290,7 @@ var files = []attack{
 	},
 	{
 		id: "X-F08", does: "attributes that steer overlayfs", run: "attack xattrs", want: "opaque EPERM\nredirect EPERM\ncapability EPERM",
+		only: map[string]string{"build": "opaque EPERM\nredirect EPERM\ncapability ok"}, // of its own user namespace
 		captured: func(t *testing.T, changes map[string]overlay.Change) {
 			t.Helper()
 			for path, ch := range changes {

@@ -23,6 +23,10 @@ import (
 	"github.com/paddock-run/paddock/sandbox/native"
 )
 
+// probes is where the probe of the launcher's own tests is, with what it finds under each
+// policy.
+const probes = "../../sandbox/native/testdata/"
+
 // host is what all cases share: the launcher, the store, and what an attacker is after.
 type host struct {
 	launcher *native.Launcher
@@ -164,8 +168,10 @@ func (h *host) buildWorld(t *testing.T) {
 	dir := t.TempDir()
 	attack := filepath.Join(dir, "attack")
 	cc := need.Command(t, "gcc", "gcc")
-	if out, err := exec.CommandContext(t.Context(), cc, "-static", "-O1", "-w", "-o", attack, "testdata/attack.c").CombinedOutput(); err != nil {
-		t.Fatalf("build the attacks: %v\n%s", err, out)
+	for program, source := range map[string]string{attack: "testdata/attack.c", filepath.Join(dir, "probe"): probes + "probe.c"} {
+		if out, err := exec.CommandContext(t.Context(), cc, "-static", "-O1", "-w", "-o", program, source).CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v\n%s", source, err, out)
+		}
 	}
 	program, err := os.ReadFile(attack)
 	if err != nil {
@@ -198,12 +204,13 @@ func (h *host) buildWorld(t *testing.T) {
 // box is one sandbox.
 type box struct {
 	*native.Sandbox
-	h    *host
-	name string
-	fork *overlay.Fork
-	ids  sandbox.IDMap
-	user sandbox.User
-	done bool
+	h      *host
+	name   string
+	policy *policies.Policy
+	fork   *overlay.Fork
+	ids    sandbox.IDMap
+	user   sandbox.User
+	done   bool
 }
 
 func (h *host) start(t *testing.T, name, policy string, limits policies.Limits) *box {
@@ -220,10 +227,8 @@ func (h *host) start(t *testing.T, name, policy string, limits policies.Limits) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &box{h: h, name: name}
-	if policy == "strict" {
-		b.user = sandbox.User{UID: 1000, GID: 1000}
-	}
+	b := &box{h: h, name: name, policy: p}
+	b.user.UID, b.user.GID = p.User()
 	if b.ids, err = h.ids.Acquire(); err != nil {
 		t.Fatal(err)
 	}

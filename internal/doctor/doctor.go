@@ -72,6 +72,7 @@ func Examine(ctx context.Context, store string, disks func(ctx context.Context, 
 		{"memory", memory},
 		{"descriptors", descriptors},
 		{"process ids", processIDs},
+		{"core dumps", coreDumps},
 		{"busybox", busybox},
 		{"mmdebstrap", func() Check { return program("mmdebstrap", "build worlds of recipe debian:SUITE") }},
 		{"docker", func() Check { return runtimeVersion(ctx, "dockerd", dockerFloors) }},
@@ -230,6 +231,24 @@ func processIDs() Check {
 		return warn("for thousands of episodes at once: sysctl -w kernel.pid_max=4194304 kernel.threads-max=1000000", "%s", found)
 	}
 	return ok("%s", found)
+}
+
+// coreDumps looks for a program of the host that a crash in a sandbox would start: the
+// kernel runs it as root, outside of the sandbox, whatever the limit on core files is.
+func coreDumps() Check {
+	pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern")
+	if err != nil {
+		return fail("mount /proc", "%v", err)
+	}
+	return corePattern(strings.TrimSpace(string(pattern)))
+}
+
+func corePattern(pattern string) Check {
+	if program, piped := strings.CutPrefix(pattern, "|"); piped {
+		return warn("sysctl -w kernel.core_pattern=core, so that the code in a sandbox feeds no program of the host",
+			"a crash in a sandbox starts %s as root of the host", program)
+	}
+	return ok("a crash in a sandbox starts no program of the host")
 }
 
 func readInt(file string) (int64, error) {

@@ -111,6 +111,16 @@ func TestRuntimeVersionReportsOldAndBroken(t *testing.T) {
 	}
 }
 
+func TestProgramsThatCrashesStartAreNamed(t *testing.T) {
+	t.Parallel()
+	for pattern, level := range map[string]Level{"core": OK, "/var/crash/core.%p": OK, "": OK, "|/usr/share/apport/apport %p": Warn} {
+		got := corePattern(pattern)
+		if got.Level != level || level == Warn && (!strings.Contains(got.Found, "/apport/apport") || got.Do == "") {
+			t.Errorf("core_pattern %q: %+v, want %s", pattern, got, level)
+		}
+	}
+}
+
 func TestControllersThatAreMissingFail(t *testing.T) {
 	t.Parallel()
 	want := []string{"cpu", "memory", "pids"}

@@ -77,13 +77,17 @@ func (t *templates) makeDev() error {
 	return nil
 }
 
-// clone makes a detached, read-only mount of a part.
+// clone makes a detached, read-only mount of a part; devices are honoured in /dev alone.
 func (t *templates) clone(part string) (*os.File, error) {
 	m, err := mount.CloneAt(t.base, part)
 	if err != nil {
 		return nil, err
 	}
-	if err := mount.SetAttrs(m, mount.ReadOnly, nil); err != nil {
+	attrs := uint64(mount.ReadOnly)
+	if part != "dev" {
+		attrs |= mount.NoDev
+	}
+	if err := mount.SetAttrs(m, attrs, nil); err != nil {
 		_ = m.Close()
 		return nil, err
 	}

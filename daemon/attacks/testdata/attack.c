@@ -343,13 +343,25 @@ static void abstract(void) {
 
 static void ids(void) { printf("%d %d %d %d\n", getuid(), geteuid(), getgid(), getegid()); }
 
+// X-K09: the address families that socket(2) gives, of all that there are.
+static void families(void) {
+	static const int types[] = {SOCK_STREAM, SOCK_DGRAM, SOCK_RAW, SOCK_SEQPACKET};
+	for (int family = 0; family < 64; family++)
+		for (unsigned i = 0; i < 4; i++)
+			if (socket(family, types[i], 0) >= 0) {
+				printf("%d ", family);
+				break;
+			}
+	printf("\n");
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
 } all[] = {
 #define A(n) {#n, n}
 	A(memfd_bomb), A(exe), A(hunt_exe), A(init_memory), A(exhaust), A(ipc), A(privileges), A(sync_storm), A(join),
-	A(kernel_files), A(cgroup), A(shocker), A(xattrs), A(names), A(links), A(flags), A(sockets), A(swap), A(network), A(abstract), A(ids),
+	A(kernel_files), A(cgroup), A(shocker), A(xattrs), A(names), A(links), A(flags), A(sockets), A(swap), A(network), A(abstract), A(ids), A(families),
 };
 
 int main(int argc, char **argv) {
