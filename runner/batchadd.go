@@ -46,6 +46,9 @@ func (r *Runner) CreateBatch(ctx context.Context, owner string, spec BatchSpec) 
 	if err != nil {
 		return Batch{}, err
 	}
+	if err := r.noteLines(ctx, owner, spec.Run, lines); err != nil {
+		return Batch{}, err
+	}
 	spec.Episodes = nil
 	kept := keptBatch{Spec: spec, Digest: digest, Batch: Batch{
 		ID: spec.ID, Owner: owner, Run: spec.Run, State: BatchRunning, Sealed: !spec.Open, Created: time.Now().UTC(),
@@ -90,12 +93,19 @@ func (r *Runner) newLines(ctx context.Context, owner, run string, episodes []Bat
 		if err != nil {
 			return nil, inLine(i, badField("agent", "%v", err))
 		}
-		if err := r.noteWeights(ctx, owner, run, e.Weights); err != nil {
-			return nil, err
-		}
 		lines = append(lines, keptLine{Line: *e, Digest: digest})
 	}
 	return lines, nil
+}
+
+// noteLines remembers the weights of lines that are taken as used.
+func (r *Runner) noteLines(ctx context.Context, owner, run string, lines []keptLine) error {
+	for i := range lines {
+		if err := r.noteWeights(ctx, owner, run, lines[i].Line.Weights); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Added is what came of adding lines: Known ones had been added before.
@@ -131,6 +141,9 @@ func (r *Runner) AddToBatch(ctx context.Context, owner, id string, generation in
 			return nil
 		}
 		if err := b.takesLocked(len(fresh)); err != nil {
+			return err
+		}
+		if err := r.noteLines(ctx, owner, b.kept.Batch.Run, fresh); err != nil {
 			return err
 		}
 		return b.enterLocked(ctx, fresh)
