@@ -16,6 +16,13 @@ func (s *Server) judge(q *request) error {
 	if err := decodeBody(q.Request, q.route.maxBody, &in); err != nil {
 		return err
 	}
+	if in.World != "" {
+		w, err := s.run.World(q.Context(), q.owner(), in.World)
+		if err != nil {
+			return err
+		}
+		in.World = w.ID // a name means to the judge what it means to its client
+	}
 	spec, err := s.judgeSpec(&in)
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"net"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/paddock-run/paddock/api"
 )
 
 // remoteFiles makes a certificate for 127.0.0.1, its key and a file of tokens for alice
@@ -96,6 +99,14 @@ func TestCommandsReachADaemonOfAnotherHost(t *testing.T) {
 	}
 	if code, _, errs := paddock("bob", "run", "own", "--", "true"); code == 0 || !strings.Contains(errs, "unknown_world") {
 		t.Errorf("bob runs alice's world by its name: exit code %d, %s", code, errs)
+	}
+	bob := api.Connect(api.Target{Host: at[1], TokenFile: filepath.Join(dir, "bob"), CAFile: filepath.Join(dir, "cert")})
+	defer bob.Close()
+	for _, name := range []string{"own", "t:alice:own"} {
+		_, err := bob.Judge(t.Context(), api.JudgeSpec{World: name, Language: "shell", Code: "cat /data/here", Cases: []api.JudgeCase{{Name: "a"}}}, nil)
+		if p, ok := errors.AsType[*api.Error](err); !ok || p.Kind != api.UnknownWorld {
+			t.Errorf("bob judges on alice's world %s: %v", name, err)
+		}
 	}
 	if code, _, errs := paddock("bob", "world", "rm", "box"); code == 0 || !strings.Contains(errs, "permission_denied") {
 		t.Errorf("bob removes root's world: exit code %d, %s", code, errs)
