@@ -53,6 +53,8 @@ want_test() {
   want python3 test -x /usr/bin/python3  # the judge's tests stand on this machine's own /usr
   want gcc test -x /usr/bin/gcc
   want util-linux has unshare
+  want iproute2 has ip
+  want python3-pip-whl compgen -G '/usr/share/python-wheels/pip-*.whl'
 }
 
 want_v2() {
