@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,6 +38,8 @@ type attack struct {
 	then func(t *testing.T, b *box, c call)
 	// captured looks at what the case left in the tree.
 	captured func(t *testing.T, changes map[string]overlay.Change)
+	// policies are those under which it can be tried; none is all.
+	policies []string
 }
 
 // small limits make the bombs quick.
@@ -45,12 +48,15 @@ var small = policies.Limits{CPUs: 1, MemoryBytes: 64 << 20, DiskBytes: 16 << 20,
 func TestAttacks(t *testing.T) {
 	h := newHost(t)
 	var cases []attack
-	for _, group := range [][]attack{processes, kernel, files, network} {
+	for _, group := range [][]attack{processes, kernel, files, network, proxied} {
 		cases = append(cases, group...)
 	}
 	for _, policy := range h.set.Names() {
 		t.Run(policy, func(t *testing.T) {
 			for i, a := range cases {
+				if a.policies != nil && !slices.Contains(a.policies, policy) {
+					continue
+				}
 				t.Run(a.id, func(t *testing.T) {
 					h.attack(t, a, policy, "x-"+policy+"-"+string(rune('a'+i/26))+string(rune('a'+i%26)))
 					h.master(t)

@@ -56,7 +56,7 @@ func TestEveryCaseIsDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, group := range [][]attack{processes, kernel, files, network} {
+	for _, group := range [][]attack{processes, kernel, files, network, proxied} {
 		for _, a := range group {
 			id := strings.TrimRight(a.id, "abcdefgh")
 			if !strings.Contains(string(text)+string(threats), id) {

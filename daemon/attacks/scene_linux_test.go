@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/paddock-run/paddock/internal/egress"
 	"github.com/paddock-run/paddock/internal/need"
 	"github.com/paddock-run/paddock/overlay"
 	"github.com/paddock-run/paddock/policies"
@@ -54,6 +56,7 @@ func newHost(t *testing.T) *host {
 	need.Overlay(t)
 	busybox := need.Busybox(t)
 	fakeNetwork(t, busybox)
+	sink(t)
 	h := &host{cgroup: fmt.Sprintf("paddock-attacks-%d", os.Getpid()), canary: "canary-" + rand.Text()}
 	h.plant(t)
 	var err error
@@ -211,6 +214,9 @@ type box struct {
 	ids    sandbox.IDMap
 	user   sandbox.User
 	done   bool
+	// proxy and ledger are there under the policies that have a network.
+	proxy  io.Closer
+	ledger *egress.Ledger
 }
 
 func (h *host) start(t *testing.T, name, policy string, limits policies.Limits) *box {
@@ -242,8 +248,15 @@ func (h *host) start(t *testing.T, name, policy string, limits policies.Limits) 
 	for _, l := range b.fork.Lowers() {
 		spec.Root.Lowers = append(spec.Root.Lowers, sandbox.Lower{Path: l})
 	}
+	way, networked := p.Egress()
+	if networked {
+		spec.Listen = []uint16{way.Port}
+	}
 	if b.Sandbox, err = h.launcher.Start(t.Context(), spec); err != nil {
 		t.Fatal(err)
+	}
+	if networked {
+		b.serveProxy(t, way)
 	}
 	t.Cleanup(func() { b.close(t) })
 	return b
@@ -255,6 +268,11 @@ func (b *box) close(t *testing.T) {
 		return
 	}
 	b.done = true
+	if b.proxy != nil {
+		if err := b.proxy.Close(); err != nil {
+			t.Errorf("close the proxy: %v", err)
+		}
+	}
 	if err := b.Close(); err != nil {
 		t.Errorf("Close: %v", err)
 	}

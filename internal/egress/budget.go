@@ -69,6 +69,11 @@ func (b *budget) request() *refusal {
 	if b.requests.Add(1) > b.limits.Requests {
 		return refuse(BudgetRequests, "the budget of %d requests is used up", b.limits.Requests)
 	}
+	return nil
+}
+
+// bytes says whether any are left to send and to receive.
+func (b *budget) bytes() *refusal {
 	if b.up.Load() >= b.limits.BytesUp || b.down.Load() >= b.limits.BytesDown {
 		return refuse(BudgetBytes, "the budget of %d bytes sent and %d received is used up", b.limits.BytesUp, b.limits.BytesDown)
 	}

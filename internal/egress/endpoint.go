@@ -2,6 +2,7 @@ package egress
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -141,7 +142,7 @@ func (d *Door) exchange(ctx context.Context, c net.Conn) {
 	if r == nil && no == nil {
 		return
 	}
-	if over := d.budget.request(); over != nil {
+	if over := cmp.Or(d.budget.request(), d.budget.bytes()); over != nil {
 		no = over
 	}
 	if no != nil {

@@ -112,6 +112,9 @@ func linger(c net.Conn) {
 // reached, the client is told so and nil returned.
 func (p *proxy) reach(ctx context.Context, c net.Conn, t target, seen *Seen, cut func()) *metered {
 	to, no := p.host.judge(ctx, &p.rules, t)
+	if no == nil {
+		no = p.budget.bytes()
+	}
 	if no != nil {
 		p.deny(c, *seen, no)
 		return nil
