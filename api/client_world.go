@@ -70,13 +70,46 @@ func (c *Client) ImportWorldFrom(ctx context.Context, in ImportSpec, progress fu
 	return built.World, err
 }
 
+// PushWorld sends a world to a registry as an image and answers the reference of its
+// manifest.
+func (c *Client) PushWorld(ctx context.Context, ref string, to Registry, progress func(Progress)) (string, error) {
+	body, err := json.Marshal(to)
+	if err != nil {
+		return "", &Error{Kind: BadRequest, Detail: err.Error()}
+	}
+	end, err := c.events(ctx, call{method: http.MethodPost, path: "/v1/worlds/" + segment(ref) + "/push", media: MediaJSON, body: newReader(body)}, progress)
+	return end.Pushed, err
+}
+
+// NameWorld points a name at a world, whatever it meant before.
+func (c *Client) NameWorld(ctx context.Context, name, ref string) (World, error) {
+	return post[World](ctx, c, "/v1/worlds/"+segment(ref)+"/names", WorldName{Name: name})
+}
+
+// CollectWorlds removes worlds that nothing needs.
+func (c *Client) CollectWorlds(ctx context.Context, in Collection) (Collected, error) {
+	return post[Collected](ctx, c, "/v1/collections", in)
+}
+
 // ExportWorld writes a world as an OCI image layout tar that `docker load` takes as well.
 func (c *Client) ExportWorld(ctx context.Context, ref string, w io.Writer) error {
 	return c.copy(ctx, call{method: http.MethodGet, path: "/v1/worlds/" + segment(ref) + "/export"}, w)
 }
 
 func (c *Client) build(ctx context.Context, r call, progress func(Progress)) (Built, error) {
-	var built *Built
+	end, err := c.events(ctx, r, progress)
+	if err != nil {
+		return Built{}, err
+	}
+	if end.Built == nil {
+		return Built{}, &Error{Kind: ConnectionLost, Detail: "the stream ended without a world"}
+	}
+	return *end.Built, nil
+}
+
+// events reads a stream to its last event, which is no progress.
+func (c *Client) events(ctx context.Context, r call, progress func(Progress)) (BuildEvent, error) {
+	var last *BuildEvent
 	err := c.lines(ctx, r, func(line []byte) error {
 		var e BuildEvent
 		if err := json.Unmarshal(line, &e); err != nil {
@@ -85,20 +118,20 @@ func (c *Client) build(ctx context.Context, r call, progress func(Progress)) (Bu
 		switch {
 		case e.Error != nil:
 			return e.Error
-		case e.Built != nil:
-			built = e.Built
+		case e.Built != nil, e.Pushed != "":
+			last = &e
 		case e.Progress != nil && progress != nil:
 			progress(*e.Progress)
 		}
 		return nil
 	})
 	if err != nil {
-		return Built{}, err
+		return BuildEvent{}, err
 	}
-	if built == nil {
-		return Built{}, &Error{Kind: ConnectionLost, Detail: "the stream ended without a result"}
+	if last == nil {
+		return BuildEvent{}, &Error{Kind: ConnectionLost, Detail: "the stream ended without a result"}
 	}
-	return *built, nil
+	return *last, nil
 }
 
 // copy writes a raw answer to w.

@@ -27,9 +27,11 @@ const (
 	RefusedByPolicy  Kind = "refused_by_policy"
 	BadRecipe        Kind = "bad_recipe"
 	BadArchive       Kind = "bad_archive"
-	PrepareFailed    Kind = "prepare_failed" // the world's program did not get ready; Detail ends in its last words
-	BuildFailed      Kind = "build_failed"   // a tool of the recipe failed; Detail ends in its last words
-	ForeignOrigin    Kind = "foreign_origin" // a browser's request, or one for another host
+	PrepareFailed    Kind = "prepare_failed"     // the world's program did not get ready; Detail ends in its last words
+	BuildFailed      Kind = "build_failed"       // a tool of the recipe failed; Detail ends in its last words
+	RegistryDenied   Kind = "registry_denied"    // other or more credentials are needed
+	RegistryNotFound Kind = "registry_not_found" // it has no such image
+	ForeignOrigin    Kind = "foreign_origin"     // a browser's request, or one for another host
 	PermissionDenied Kind = "permission_denied"
 	Unauthenticated  Kind = "unauthenticated" // over TCP: no token, or one that is not the daemon's
 )
@@ -58,9 +60,10 @@ const (
 	TooManyConns   Kind = "too_many_connections"
 	PlatformFault  Kind = "platform"
 	Corrupt        Kind = "corrupt"
-	Internal       Kind = "internal"        // Incident names the daemon's log line
-	Unavailable    Kind = "unavailable"     // made by the client: nobody answers
-	ConnectionLost Kind = "connection_lost" // made by the client: the answer broke off
+	RegistryDown   Kind = "registry_unavailable" // it did not answer, or broke off; what arrived is kept
+	Internal       Kind = "internal"             // Incident names the daemon's log line
+	Unavailable    Kind = "unavailable"          // made by the client: nobody answers
+	ConnectionLost Kind = "connection_lost"      // made by the client: the answer broke off
 )
 
 // Error is a problem document (RFC 9457): the body of every answer that is no success,

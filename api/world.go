@@ -62,11 +62,46 @@ type Recipe struct {
 }
 
 // ImportSpec says which image to import when the body of the request is not the archive
-// itself.
+// itself: exactly one of Path and Registry is set.
 type ImportSpec struct {
-	Path  string `json:"path,omitempty" doc:"an archive or an OCI layout directory of the daemon's host; for root alone"`
-	Image string `json:"image,omitempty" doc:"picks one by its name where an archive holds several"`
-	Name  string `json:"name,omitempty" doc:"a name to point at the world"`
+	Path     string    `json:"path,omitempty" doc:"an archive or an OCI layout directory of the daemon's host; for root alone"`
+	Registry *Registry `json:"registry,omitempty" doc:"an image to pull"`
+	Image    string    `json:"image,omitempty" doc:"picks one by its name where an archive holds several"`
+	Name     string    `json:"name,omitempty" doc:"a name to point at the world"`
+}
+
+// Registry names an image of a registry. Credentials are used for the one transfer, and
+// neither kept nor logged; without any, root's transfers use the Docker config of the
+// daemon's user, and others are anonymous.
+type Registry struct {
+	Ref       string `json:"ref" doc:"HOST/NAME:TAG or HOST/NAME@sha256:...; short forms mean docker.io"`
+	Username  string `json:"username,omitempty"`
+	Password  string `json:"password,omitempty"`
+	Token     string `json:"token,omitempty" doc:"a bearer token, in the place of a name and password"`
+	PlainHTTP bool   `json:"plain_http,omitempty" doc:"the registry speaks no TLS; one on loopback need not say so"`
+}
+
+// WorldName is a name to point at a world.
+type WorldName struct {
+	Name string `json:"name"`
+}
+
+// Collection says which worlds to remove. Those that an episode, a capture or a batch needs
+// stay whatever it says.
+type Collection struct {
+	MaxBytes Size `json:"max_bytes,omitempty" doc:"what worlds may take in the end; 0 removes all that may go"`
+	All      bool `json:"all,omitempty" doc:"also those that have a name"`
+	DryRun   bool `json:"dry_run,omitempty" doc:"only tell"`
+}
+
+// Collected is what a collection did.
+type Collected struct {
+	Removed    []World `json:"removed"`
+	FreedBytes int64   `json:"freed_bytes"`
+	Bytes      int64   `json:"bytes" doc:"what worlds take now: contents of layers, each once, and blobs"`
+	Needed     int     `json:"needed" doc:"worlds that stayed for an episode, a capture or a batch"`
+	InUse      int     `json:"in_use"`
+	Named      int     `json:"named" doc:"worlds that stayed because they have a name"`
 }
 
 // Debian asks for a minimal Debian with packages.
@@ -96,6 +131,7 @@ type Progress struct {
 type BuildEvent struct {
 	Progress *Progress `json:"progress,omitempty"`
 	Built    *Built    `json:"built,omitempty"`
+	Pushed   string    `json:"pushed,omitempty" doc:"of a push: the reference of the manifest"`
 	Error    *Error    `json:"error,omitempty"`
 }
 

@@ -296,6 +296,9 @@ func translateStore(err error) *api.Error {
 	if e, ok := errors.AsType[*overlay.NotFoundError](err); ok {
 		return &api.Error{Kind: api.UnknownWorld, Detail: e.Error()}
 	}
+	if e, ok := errors.AsType[*overlay.RegistryError](err); ok {
+		return &api.Error{Kind: api.Kind(e.Kind), Field: "/registry/ref", Detail: strings.TrimPrefix(e.Error(), e.Kind+" ")}
+	}
 	if e, ok := errors.AsType[*overlay.RecipeError](err); ok {
 		kind := api.BadRecipe
 		switch e.Kind {

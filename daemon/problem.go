@@ -25,13 +25,13 @@ func statusOf(kind api.Kind) int {
 		return http.StatusRequestEntityTooLarge
 	case api.UnsupportedMedia:
 		return http.StatusUnsupportedMediaType
-	case api.NotFound, api.RouteNotFound, api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader:
+	case api.RegistryNotFound, api.NotFound, api.RouteNotFound, api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader:
 		return http.StatusNotFound
 	case api.MethodNotAllowed:
 		return http.StatusMethodNotAllowed
 	case api.Unauthenticated:
 		return http.StatusUnauthorized
-	case api.PermissionDenied, api.ForeignOrigin, api.RefusedByPolicy:
+	case api.RegistryDenied, api.PermissionDenied, api.ForeignOrigin, api.RefusedByPolicy:
 		return http.StatusForbidden
 	case api.EpisodeDeleted:
 		return http.StatusGone
@@ -40,6 +40,8 @@ func statusOf(kind api.Kind) int {
 		return http.StatusConflict
 	case api.OverCapacity:
 		return http.StatusTooManyRequests
+	case api.RegistryDown:
+		return http.StatusBadGateway
 	case api.Draining, api.TooManyConns, api.PlatformFault, api.Corrupt:
 		return http.StatusServiceUnavailable
 	case api.Internal, api.Unavailable, api.ConnectionLost: // the latter two are made by the client
@@ -61,6 +63,8 @@ var hints = map[api.Kind]string{
 	api.NoTool:          "build a world with those packages: `paddock world build --debian bookworm --packages python3,g++ --name judge`",
 	api.BuildFailed:     "the detail ends in the tool's last words: correct the suite or the packages, or build again when the mirror answers",
 	api.OverCapacity:    "ask again after retry_after seconds",
+	api.RegistryDenied:  "log in with `docker login HOST`, or send a username and password",
+	api.RegistryDown:    "ask again: what has arrived of an image is kept, and the next pull goes on there",
 	api.Draining:        "the daemon is stopping; ask again when it is back",
 	api.Internal:        "this is a bug of paddock; the daemon's log has a line with the incident",
 	api.ForeignOrigin:   "the daemon is not for browsers; ask for http://paddock/ or http://localhost/ on the unix socket, and over TCP for a name of its certificate",

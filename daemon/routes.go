@@ -41,6 +41,7 @@ func metaRoutes() []route {
 
 func worldRoutes() []route {
 	missing := may(api.UnknownWorld)
+	registry := may(api.RegistryDenied, api.RegistryNotFound, api.RegistryDown, api.PermissionDenied)
 	return []route{
 		typed("GET", "/v1/worlds", "listWorlds", "List the worlds", (*Server).listWorlds, draining),
 		raw("POST", "/v1/worlds", "buildWorld", "Build a world; streams progress, then the world", (*Server).buildWorld,
@@ -49,9 +50,14 @@ func worldRoutes() []route {
 		raw("POST", "/v1/imports", "importWorld", "Import an image: the archive that is the body, or what a JSON body names; streams progress, then the world", (*Server).importWorld,
 			takes(reflect.TypeFor[api.ImportSpec](), api.MediaJSON, api.MediaTar, api.MediaBytes), gives(reflect.TypeFor[api.BuildEvent](), api.MediaStream), body(rawBody),
 			param("name", "string", "a name to point at the world"), param("image", "string", "picks one by its name where an archive holds several"),
-			may(api.BadRecipe, api.BadArchive, api.Corrupt)),
+			registry, may(api.BadRecipe, api.BadArchive, api.Corrupt)),
+		typed("POST", "/v1/collections", "collectWorlds", "Remove worlds that nothing needs, down to a bound", (*Server).collectWorlds, may(api.PermissionDenied)),
 		typed("GET", worldPath, "getWorld", "A world by id, unique prefix or name", (*Server).getWorld, draining, missing),
 		typed("DELETE", worldPath, "removeWorld", "Remove a world that nothing uses", (*Server).removeWorld, missing, may(api.InUse)),
+		typed("POST", worldPath+"/names", "nameWorld", "Point a name at a world, whatever it meant before", (*Server).nameWorld, missing, may(api.BadRecipe)),
+		raw("POST", worldPath+"/push", "pushWorld", "Send a world to a registry as an image; streams progress, then the manifest's reference", (*Server).pushWorld,
+			takes(reflect.TypeFor[api.Registry](), api.MediaJSON), gives(reflect.TypeFor[api.BuildEvent](), api.MediaStream),
+			missing, registry, may(api.BadRecipe, api.Corrupt)),
 		raw("GET", worldPath+"/export", "exportWorld", "The world as an OCI image layout tar", (*Server).exportWorld, draining,
 			gives(nil, api.MediaTar), missing, may(api.Corrupt, api.BadRecipe)),
 	}

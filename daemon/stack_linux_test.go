@@ -204,6 +204,24 @@ func (o *oneWorld) Export(ctx context.Context, ref string, w io.Writer) error {
 	return err
 }
 
+func (o *oneWorld) Push(_ context.Context, _ string, to overlay.Remote, _ overlay.Progress) (string, error) {
+	if to.Ref == "down/app:1" {
+		return "", &overlay.RegistryError{Kind: overlay.RegistryUnavailable, Ref: to.Ref, Detail: "no answer"}
+	}
+	return to.Ref + " by " + to.Username, nil
+}
+
+func (o *oneWorld) Name(ctx context.Context, name, ref string) (overlay.World, error) {
+	w, err := o.World(ctx, ref)
+	w.Names = []string{name}
+	return w, err
+}
+
+func (o *oneWorld) Collect(ctx context.Context, in overlay.Collection) (overlay.Collected, error) {
+	needed, err := in.Needed(ctx)
+	return overlay.Collected{Removed: []overlay.World{theWorld}, FreedBytes: in.MaxBytes, Needed: len(needed)}, err
+}
+
 type oneFork struct{ store *oneWorld }
 
 func (f *oneFork) World() overlay.World { return theWorld }

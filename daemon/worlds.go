@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 
@@ -103,64 +102,29 @@ func (s *Server) spool(body io.Reader) (path string, err error) {
 	return f.Name(), nil
 }
 
-func (s *Server) importWorld(q *request) error {
-	from, name, err := readImport(q)
-	if err != nil {
-		return err
-	}
-	return s.streamBuild(q, func(ctx context.Context, p overlay.Progress) (api.Built, error) {
-		w, err := s.run.ImportWorld(ctx, q.owner(), from, name, p)
-		if err != nil {
-			return api.Built{}, err
-		}
-		return api.Built{World: wireWorld(w)}, nil
-	})
-}
-
-// readImport reads which image to import: the body, or what it names.
-func readImport(q *request) (from overlay.Source, name string, err error) {
-	if err := checkMedia(q.Request, api.MediaBytes, api.MediaTar, api.MediaJSON); err != nil {
-		return from, "", err
-	}
-	if !strings.HasPrefix(q.Header.Get("Content-Type"), api.MediaJSON) {
-		return overlay.Source{Stream: q.Body, Image: q.query.text("image")}, q.query.text("name"), nil
-	}
-	var in api.ImportSpec
-	if err := decodeBody(q.Request, smallBody, &in); err != nil {
-		return from, "", err
-	}
-	if in.Path != "" && !q.peer.root() {
-		return from, "", &api.Error{
-			Kind: api.PermissionDenied, Field: "/path", Detail: "the daemon reads files of the host for root alone",
-			Hint: "send the archive as the body: Content-Type application/x-tar",
-		}
-	}
-	if in.Path != "" && !filepath.IsAbs(in.Path) {
-		return from, "", &api.Error{Kind: api.BadRequest, Field: "/path", Detail: "must be absolute"}
-	}
-	return overlay.Source{Path: in.Path, Image: in.Image}, in.Name, nil
-}
-
 // streamBuild does long work. As long as nothing was said, an error is an answer of its
 // own with a status; after that it is the stream's last line.
 func (s *Server) streamBuild(q *request, work func(context.Context, overlay.Progress) (api.Built, error)) error {
+	return s.streamWork(q, func(ctx context.Context, p overlay.Progress) (api.BuildEvent, error) {
+		built, err := work(ctx, p)
+		return api.BuildEvent{Built: &built}, err
+	})
+}
+
+func (s *Server) streamWork(q *request, work func(context.Context, overlay.Progress) (api.BuildEvent, error)) error {
 	begin := sync.OnceValue(q.stream)
 	progress := func(step string, done, total int64) {
 		_ = begin().send(api.BuildEvent{Progress: &api.Progress{Step: step, Done: done, Total: total}})
 	}
-	built, err := work(q.Context(), progress)
+	last, err := work(q.Context(), progress)
 	if err != nil && !q.began {
 		return err
 	}
 	if err != nil {
 		return begin().fail(s, err, func(p *api.Error) any { return api.BuildEvent{Error: p} })
 	}
-	_ = begin().send(api.BuildEvent{Built: &built})
+	_ = begin().send(last)
 	return nil
-}
-
-func (s *Server) exportWorld(q *request) error {
-	return s.run.ExportWorld(q.Context(), q.owner(), q.PathValue("world"), &firstByte{q: q})
 }
 
 // begin sends the head of an answer of raw bytes.

@@ -80,3 +80,51 @@ func TestImagesComeInAndGoOut(t *testing.T) {
 	wantKind(t, f.client.ExportWorld(t.Context(), "atlantis", &out), api.UnknownWorld)
 	wantKind(t, f.client.RemoveWorld(t.Context(), "atlantis"), api.UnknownWorld)
 }
+
+func TestWorldsGoToARegistry(t *testing.T) {
+	t.Parallel()
+	f := serve(t, nil)
+	pushed, err := f.client.PushWorld(t.Context(), world, api.Registry{Ref: "host/app:1", Username: "me"}, nil)
+	if err != nil || pushed != "host/app:1 by me" {
+		t.Errorf("PushWorld() = %q, %v", pushed, err)
+	}
+	_, err = f.client.PushWorld(t.Context(), world, api.Registry{Ref: "down/app:1"}, nil)
+	if p := wantKind(t, err, api.RegistryDown); p.Status != http.StatusBadGateway || p.Hint == "" || p.Field != "/registry/ref" {
+		t.Errorf("an unreachable registry: %+v", p)
+	}
+	if _, err := f.client.ImportWorldFrom(t.Context(), api.ImportSpec{Registry: &api.Registry{Ref: "host/app:1"}}, nil); err != nil {
+		t.Errorf("ImportWorldFrom() = %v", err)
+	}
+}
+
+// A client of another host must not use the daemon's place in its network, nor its files.
+func TestARemoteClientNamesNoRegistryAndNoPath(t *testing.T) {
+	t.Parallel()
+	for _, spec := range []string{`{"registry":{"ref":"host/app:1"}}`, `{"path":"/etc/shadow"}`} {
+		q := &request{Request: newRequest(t, spec), peer: peer{remote: "192.0.2.1:1"}, route: &route{maxBody: smallBody}}
+		_, _, err := readImport(q)
+		if p := wantKind(t, err, api.PermissionDenied); p.Hint == "" {
+			t.Errorf("%s: %+v", spec, p)
+		}
+	}
+	q := &request{Request: newRequest(t, `{"path":"etc"}`), peer: peer{uid: 0}, route: &route{maxBody: smallBody}}
+	_, _, err := readImport(q)
+	wantKind(t, err, api.BadRequest)
+}
+
+func TestWorldsAreNamedAndCollected(t *testing.T) {
+	t.Parallel()
+	f := serve(t, nil)
+	w, err := f.client.NameWorld(t.Context(), "python:3.12-slim", world)
+	if err != nil || len(w.Names) != 1 || w.Names[0] != "python:3.12-slim" {
+		t.Errorf("NameWorld() = %+v, %v", w, err)
+	}
+	_, err = f.client.NameWorld(t.Context(), "x", "atlantis")
+	wantKind(t, err, api.UnknownWorld)
+	done, err := f.client.CollectWorlds(t.Context(), api.Collection{MaxBytes: 5})
+	if err != nil || len(done.Removed) != 1 || done.FreedBytes != 5 {
+		t.Errorf("CollectWorlds() = %+v, %v", done, err)
+	}
+	_, err = f.client.CollectWorlds(t.Context(), api.Collection{MaxBytes: -1})
+	wantKind(t, err, api.BadRequest)
+}

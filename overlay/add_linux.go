@@ -78,6 +78,7 @@ type adding struct {
 	progress Progress
 	made     []*arrived
 	ready    []chan struct{} // made[i] is set
+	written  *flusher
 }
 
 func (a *adding) release() {
@@ -93,6 +94,8 @@ func (a *adding) layers(ctx context.Context) error {
 	for i := range a.ready {
 		a.ready[i] = make(chan struct{})
 	}
+	a.written = newFlusher()
+	defer a.written.close()
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(unpackers)
 	for i := range a.diffIDs {
@@ -148,7 +151,7 @@ func (a *adding) layer(ctx context.Context, i int) (m *arrived, err error) {
 		}
 	}()
 	u := &layerUnpacking{
-		store: a.store, blob: a.image.Layers[i], diffID: a.diffIDs[i], progress: a.progress, into: m,
+		store: a.store, blob: a.image.Layers[i], diffID: a.diffIDs[i], progress: a.progress, into: m, written: a.written,
 		below: sync.OnceValues(func() (lowerDir, error) { return a.below(ctx, i) }),
 	}
 	defer u.close()
@@ -375,6 +378,15 @@ func (s *Store) copyAll(r io.Reader) (p string, n int64, err error) {
 func (s *Store) Decompress(r io.Reader) (io.Reader, func(), error) {
 	return decompress(r, s.opts.Limits)
 }
+
+// Once waits until nobody else is at what key names; done lets the next one.
+func (s *Store) Once(ctx context.Context, key string) (done func(), err error) {
+	return s.takeOff(ctx, key)
+}
+
+// Downloads is where a pull keeps what has arrived of a blob, under its digest in hex. It
+// outlives a restart; Collect removes what lies there for long.
+func (s *Store) Downloads() string { return s.path("downloads") }
 
 // Scratch makes a directory for what is imported, which Strays and a restart know for
 // unfinished. drop removes it.

@@ -19,6 +19,32 @@ type NotFoundError struct{ Ref string }
 
 func (e *NotFoundError) Error() string { return fmt.Sprintf("no world %q", e.Ref) }
 
+// Kinds of RegistryError.
+const (
+	RegistryDenied   = "registry_denied"    // other or more credentials are needed
+	RegistryNotFound = "registry_not_found" // it has no such image, or part of it
+	// RegistryUnavailable: it did not answer, or broke off. The same transfer may do later.
+	RegistryUnavailable = "registry_unavailable"
+)
+
+// RegistryError says that a registry did not do what a transfer needs. Nothing was made a
+// world; what arrived is kept, so that the same pull goes on where this one ended.
+type RegistryError struct {
+	Kind   string
+	Ref    string
+	Detail string
+	// Kept is how many bytes of the layer that broke off have arrived.
+	Kept int64
+}
+
+func (e *RegistryError) Error() string {
+	s := fmt.Sprintf("%s %s: %s", e.Kind, e.Ref, e.Detail)
+	if e.Kept > 0 {
+		s += fmt.Sprintf("; %d bytes of the layer are kept for the next pull", e.Kept)
+	}
+	return s
+}
+
 // RecipeError says that the recipe, archive or directory is not acceptable; Kind is stable.
 type RecipeError struct {
 	// Kind is bad_recipe, not_found, invalid_path, outside_root, duplicate_entry,

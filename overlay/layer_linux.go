@@ -20,6 +20,7 @@ type layerUnpacking struct {
 	diffID   string
 	progress Progress
 	into     *arrived
+	written  *flusher
 	below    func() (lowerDir, error)
 	asked    bool // below was called
 	borrowed bool // a file came from below
@@ -130,7 +131,10 @@ func (u *layerUnpacking) entries(ctx context.Context, split *splitter) error {
 			// /dev is the sandbox's own; images made from old root file systems have nodes there.
 			return strings.HasPrefix(e.path, "dev/") && (e.kind == typeChar || e.kind == typeBlock), nil
 		},
-		body: split.file,
+		body: func(e *entry, r io.Reader) io.Reader {
+			u.written.add(t.root, e.size)
+			return split.file(e, r)
+		},
 	}
 	return errors.Join(un.unpack(ctx, split, u.progress), t.close())
 }

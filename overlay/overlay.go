@@ -4,6 +4,7 @@
 package overlay
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"time"
@@ -97,6 +98,30 @@ type Built struct {
 	// Network says that a step of the recipe used the network.
 	Network bool          `json:"network"`
 	Took    time.Duration `json:"took"`
+}
+
+// Collection says which worlds to remove: see Store.Collect.
+type Collection struct {
+	// MaxBytes is what worlds may take in the end; 0 removes all that may go.
+	MaxBytes int64
+	// All lets worlds that have a name go as well.
+	All bool
+	// DryRun only tells what would go.
+	DryRun bool
+	// Needed lists the worlds, by id or name, that must stay. It is asked once, after the
+	// collection began: what is forked from then on stays too.
+	Needed func(ctx context.Context) ([]string, error)
+}
+
+// Collected is what a collection did.
+type Collected struct {
+	Removed []World
+	// FreedBytes were taken by Removed and downloads, Bytes are taken now: contents of
+	// layers, each once, and blobs.
+	FreedBytes int64
+	Bytes      int64
+	// Needed, InUse and Named are how many worlds stayed for that reason.
+	Needed, InUse, Named int
 }
 
 // Progress tells how far long work is. Total is 0 when unknown.

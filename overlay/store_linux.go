@@ -35,6 +35,7 @@ type Options struct {
 //	layers/sha256/<hex>/     a layer as a lower directory of overlayfs
 //	layers/skeleton-1/       what lies below every world
 //	blobs/sha256/<hex>       image configs, manifests, and layers as they were imported
+//	downloads/<hex>          blobs of a registry, whole or in part, until their world is sealed
 //	tmp/                     what is being made; emptied at the next Open
 //
 // What is not in the index is not there: a layer comes into being by a rename within the
@@ -62,6 +63,8 @@ type index struct {
 	Names   map[string]string `json:"names"`
 	Keys    map[string]string `json:"keys"`
 	Layers  map[string]layer  `json:"layers"` // by diffID
+	// Used is when a world was last forked, built on or exported, as of the last save.
+	Used map[string]time.Time `json:"used,omitempty"`
 }
 
 // layer is what the store knows of a layer.
@@ -103,7 +106,7 @@ func Open(root string, opts Options) (*Store, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	for _, dir := range []string{"worlds", "layers/sha256", "blobs/sha256", "tmp"} {
+	for _, dir := range []string{"worlds", "layers/sha256", "blobs/sha256", "downloads", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o700); err != nil {
 			return nil, fmt.Errorf("open store: %w", err)
 		}
@@ -210,7 +213,7 @@ func (s *Store) strays() ([]string, error) {
 func (x *index) clone() index {
 	return index{
 		Version: x.Version, Worlds: maps.Clone(x.Worlds), Names: maps.Clone(x.Names),
-		Keys: maps.Clone(x.Keys), Layers: maps.Clone(x.Layers),
+		Keys: maps.Clone(x.Keys), Layers: maps.Clone(x.Layers), Used: maps.Clone(x.Used),
 	}
 }
 
@@ -272,7 +275,8 @@ func syncDir(p string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// World resolves an id, a unique prefix of one of at least 6 digits, or a name.
+// World resolves an id, a unique prefix of one of at least 6 digits, or a name. Where no
+// name is just so, one that an engine takes for the same image does: see FullName.
 func (s *Store) World(_ context.Context, ref string) (World, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,19 +291,54 @@ func (s *Store) resolveLocked(ref string) (World, error) {
 	if w, ok := s.index.Worlds[id]; ok {
 		return s.namedLocked(w), nil
 	}
-	if len(id) < len(digestPrefix)+6 {
-		return World{}, &NotFoundError{Ref: ref}
-	}
 	var found []World
-	for known, w := range s.index.Worlds {
-		if strings.HasPrefix(known, id) {
-			found = append(found, w)
+	if len(id) >= len(digestPrefix)+6 {
+		for known, w := range s.index.Worlds {
+			if strings.HasPrefix(known, id) {
+				found = append(found, w)
+			}
 		}
 	}
-	if len(found) != 1 {
-		return World{}, &NotFoundError{Ref: ref}
+	if len(found) == 1 {
+		return s.namedLocked(found[0]), nil
 	}
-	return s.namedLocked(found[0]), nil
+	if name := s.nameLocked(ref); name != "" {
+		return s.namedLocked(s.index.Worlds[s.index.Names[name]]), nil
+	}
+	return World{}, &NotFoundError{Ref: ref}
+}
+
+// nameLocked is the name that ref is or stands for, the first in order; empty when there is
+// none.
+func (s *Store) nameLocked(ref string) string {
+	if s.index.Names[ref] != "" {
+		return ref
+	}
+	if !nameForm.MatchString(ref) {
+		return ""
+	}
+	full, found := FullName(ref), ""
+	for name := range s.index.Names {
+		if FullName(name) == full && (found == "" || name < found) {
+			found = name
+		}
+	}
+	return found
+}
+
+// Name points a name at a world, whatever it meant before. *NotFoundError.
+func (s *Store) Name(ctx context.Context, name, ref string) (World, error) {
+	if err := checkName(name); err != nil {
+		return World{}, err
+	}
+	w, err := s.World(ctx, ref)
+	if err != nil {
+		return World{}, err
+	}
+	if err := s.point(name, w.ID); err != nil {
+		return World{}, err
+	}
+	return s.World(ctx, w.ID)
 }
 
 func (s *Store) namedLocked(w World) World {
@@ -355,8 +394,8 @@ func (s *Store) forget(ref string) (dead []string, err error) {
 		s.mu.Unlock()
 		return nil, err
 	}
-	if s.index.Names[ref] != "" && len(w.Names) > 1 {
-		delete(s.index.Names, ref)
+	if name := s.nameLocked(ref); len(w.Names) > 1 && s.index.Names[name] == w.ID {
+		delete(s.index.Names, name)
 		s.mu.Unlock()
 		return nil, s.save()
 	}
@@ -366,12 +405,13 @@ func (s *Store) forget(ref string) (dead []string, err error) {
 	}
 	blobs := []string{strings.TrimPrefix(w.ID, digestPrefix), s.index.manifest(w)}
 	delete(s.index.Worlds, w.ID)
+	delete(s.index.Used, w.ID)
 	isIt := func(_, id string) bool { return id == w.ID }
 	maps.DeleteFunc(s.index.Names, isIt)
 	maps.DeleteFunc(s.index.Keys, isIt)
 	var layers []layer
 	for _, id := range w.Layers {
-		if l, ok := s.index.Layers[id]; ok && !s.usedLocked(id) {
+		if l, ok := s.index.Layers[id]; ok && !s.sharedLocked(id) {
 			layers = append(layers, l)
 			delete(s.index.Layers, id)
 			delete(s.corrupt, id)
@@ -403,7 +443,7 @@ func (s *Store) forget(ref string) (dead []string, err error) {
 	return dead, nil
 }
 
-func (s *Store) usedLocked(diffID string) bool {
+func (s *Store) sharedLocked(diffID string) bool {
 	for _, w := range s.index.Worlds {
 		if slices.Contains(w.Layers, diffID) {
 			return true
@@ -478,6 +518,7 @@ func (s *Store) pin(ref string) (World, []layer, func(), error) {
 		layers = append(layers, s.index.Layers[id])
 	}
 	s.pins[w.ID]++
+	s.usedLocked(w.ID)
 	return w, layers, sync.OnceFunc(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()

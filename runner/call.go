@@ -572,6 +572,6 @@ func (h *hashedReader) summary() PayloadSummary {
 
 // resolved is a user with its home, as the world's files had it.
 type resolved struct {
-	user sandbox.User
-	home string
+	user        sandbox.User
+	home, shell string
 }

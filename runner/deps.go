@@ -93,17 +93,21 @@ type Worlds interface {
 	Build(ctx context.Context, r overlay.Recipe, p overlay.Progress) (overlay.Built, error)
 	// Fork pins the world's layers until Release. overlay.ErrCorrupt.
 	Fork(ctx context.Context, id string) (Fork, error)
-	Removal
+	Upkeep
 	Transfer
 }
 
-// Removal takes worlds and their names away.
-type Removal interface {
+// Upkeep is what is done to worlds that are there.
+type Upkeep interface {
+	// Name points a name at a world, whatever it meant before. *overlay.NotFoundError.
+	Name(ctx context.Context, name, ref string) (overlay.World, error)
+	// Unname takes a name away; the world stays. A name that is not there is no error.
+	Unname(ctx context.Context, name string) error
 	// Remove removes a world, or the ref alone where it is one of several names.
 	// overlay.ErrInUse.
 	Remove(ctx context.Context, ref string) error
-	// Unname takes a name away; the world stays. A name that is not there is no error.
-	Unname(ctx context.Context, name string) error
+	// Collect removes what nothing needs, down to a bound.
+	Collect(ctx context.Context, in overlay.Collection) (overlay.Collected, error)
 }
 
 // Transfer moves worlds in and out as images.
@@ -113,6 +117,9 @@ type Transfer interface {
 	Import(ctx context.Context, from overlay.Source, name string, p overlay.Progress) (overlay.World, error)
 	// Export writes a world as an OCI image layout tar.
 	Export(ctx context.Context, ref string, w io.Writer) error
+	// Push sends a world to a registry and answers the reference of its manifest.
+	// *overlay.RegistryError.
+	Push(ctx context.Context, ref string, to overlay.Remote, p overlay.Progress) (string, error)
 }
 
 // Fork is a pinned world on which one sandbox stands.

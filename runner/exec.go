@@ -144,9 +144,18 @@ func (a *attempt) command(ctx context.Context, c *callState, argv []string) (san
 	}, nil
 }
 
-// callEnv is the pinned environment, the user's home, and what the call adds.
+// callEnv is the pinned environment, the user's home and shell, and what the call adds.
 func (a *attempt) callEnv(who resolved, extra map[string]string) []string {
-	return mergeEnv([]string{"HOME=" + a.policy.Home(who.user.UID, who.home)}, a.plan.Env, envList(extra))
+	return mergeEnv(a.userEnv(who), a.plan.Env, envList(extra))
+}
+
+// userEnv is what the world's passwd file says of a user.
+func (a *attempt) userEnv(who resolved) []string {
+	env := []string{"HOME=" + a.policy.Home(who.user.UID, who.home)}
+	if who.shell != "" {
+		env = append(env, "SHELL="+who.shell)
+	}
+	return env
 }
 
 // resolveUser finds the call's user, else the world's, else the policy's, in the world's
@@ -167,7 +176,7 @@ func (a *attempt) resolveUser(ctx context.Context, ref string) (resolved, *CallE
 		return known, nil
 	}
 	passwd, group := a.userFile(ctx, "/etc/passwd"), a.userFile(ctx, "/etc/group")
-	user, home, _, err := sandbox.LookupUser(passwd, group, ref)
+	user, home, shell, err := sandbox.LookupUser(passwd, group, ref)
 	if err != nil {
 		kind := "invalid_user"
 		if ue, ok := errors.AsType[*sandbox.UserError](err); ok {
@@ -182,7 +191,7 @@ func (a *attempt) resolveUser(ctx context.Context, ref string) (resolved, *CallE
 		}
 		return resolved{}, &CallError{Kind: kind, Detail: err.Error()}
 	}
-	who := resolved{user: user, home: home}
+	who := resolved{user: user, home: home, shell: shell}
 	a.mu.Lock()
 	if len(a.users) < 64 {
 		a.users[ref] = who

@@ -197,7 +197,7 @@ func (a *attempt) programCommand(ctx context.Context, spec *ProgramSpec) (sandbo
 	}
 	return sandbox.Command{
 		Argv: spec.Argv, Dir: dir, User: who.user, Umask: a.policy.Umask(), Leftovers: sandbox.KeepLeftovers,
-		Env: mergeEnv([]string{"HOME=" + a.policy.Home(who.user.UID, who.home)}, seedless(&a.plan, a.policy, a.world.Config.Env), envList(spec.Env)),
+		Env: mergeEnv(a.userEnv(who), seedless(&a.plan, a.policy, a.world.Config.Env), envList(spec.Env)),
 	}, nil
 }
 

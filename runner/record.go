@@ -49,8 +49,15 @@ type AttemptRecord interface {
 	// List lists keys whose id is prefix or below it (prefix + "/"), or starts with a
 	// prefix ending in "/"; in byte order, after the given id, at most max.
 	List(ctx context.Context, owner, run, prefix, after string, max int) (keys []Key, more bool, err error)
+	Surveys
+}
+
+// Surveys look at the attempts of all owners.
+type Surveys interface {
 	// Unfinished lists the attempts whose state is not Done.
 	Unfinished(ctx context.Context) ([]Stored, error)
+	// Worlds are the ids of the worlds that kept attempts were made of, each once.
+	Worlds(ctx context.Context) ([]string, error)
 }
 
 // Stored is an attempt with its key.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 
 	"github.com/paddock-run/paddock/overlay"
 )
@@ -60,6 +61,84 @@ func (r *Runner) ExportWorld(ctx context.Context, owner, ref string, w io.Writer
 		ref = found.ID
 	}
 	return worldErr(r.cfg.Worlds.Export(ctx, ref, w))
+}
+
+// PushWorld sends a world to a registry and answers the reference of its manifest.
+func (r *Runner) PushWorld(ctx context.Context, owner, ref string, to overlay.Remote, p overlay.Progress) (string, error) {
+	w, err := r.resolveWorld(ctx, owner, ref)
+	if err != nil {
+		return "", worldErr(err)
+	}
+	pushed, err := r.cfg.Worlds.Push(ctx, w.ID, to, p)
+	return pushed, worldErr(err)
+}
+
+// NameWorld points a name at a world, whatever it meant before. A tenant's names are its
+// own; root's are everybody's.
+func (r *Runner) NameWorld(ctx context.Context, owner, name, ref string) (overlay.World, error) {
+	w, err := r.resolveWorld(ctx, owner, ref)
+	if err != nil {
+		return w, worldErr(err)
+	}
+	if name == "" {
+		return w, badField("name", "is needed")
+	}
+	if w, err = r.cfg.Worlds.Name(ctx, storedName(owner, name), w.ID); err != nil {
+		return w, worldErr(err)
+	}
+	return seenBy(owner, w), r.hold(ctx, owner, w)
+}
+
+// CollectWorlds removes worlds that nothing needs, down to a bound. What an attempt that is
+// kept was made of stays, since it may go on, be scored or be replayed, and so does what a
+// kept batch's lines name. in.Needed is the runner's.
+func (r *Runner) CollectWorlds(ctx context.Context, in overlay.Collection) (overlay.Collected, error) {
+	r.holding.Lock()
+	defer r.holding.Unlock()
+	in.Needed = r.neededWorlds
+	done, err := r.cfg.Worlds.Collect(ctx, in)
+	if in.DryRun {
+		return done, err
+	}
+	for _, w := range done.Removed {
+		r.ready.forget(w.ID)
+		err = errors.Join(err, r.cfg.Record.DeleteDocuments(ctx, holdersDocuments, w.ID+"/"))
+	}
+	return done, err
+}
+
+func (r *Runner) neededWorlds(ctx context.Context) ([]string, error) {
+	refs, err := r.cfg.Record.Worlds(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for after := ""; ; {
+		docs, err := r.cfg.Record.Documents(ctx, lineDocuments, "", after, chunksPage)
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range docs {
+			after = d.Key
+			lines, err := decodeDoc[[]keptLine](lineDocuments, d.Doc)
+			if err != nil {
+				return nil, err
+			}
+			owner, _, _ := strings.Cut(d.Key, "/")
+			for _, l := range lines {
+				w, err := r.resolveWorld(ctx, owner, l.Line.World)
+				if _, none := errors.AsType[*overlay.NotFoundError](err); none {
+					continue
+				}
+				if err != nil {
+					return nil, err
+				}
+				refs = append(refs, w.ID)
+			}
+		}
+		if len(docs) < chunksPage {
+			return refs, nil
+		}
+	}
 }
 
 // World resolves an id, a unique prefix of one, or a name, as owner sees them.

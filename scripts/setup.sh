@@ -48,6 +48,9 @@ want_test() {
   want_build
   want busybox-static static_busybox
   want mmdebstrap has mmdebstrap
+  want docker-registry has docker-registry
+  want docker.io has dockerd
+  want runc has runc
   want e2fsprogs has mkfs.ext4
   want btrfs-progs has mkfs.btrfs
   want python3 test -x /usr/bin/python3  # the judge's tests stand on this machine's own /usr

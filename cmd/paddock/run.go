@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -139,7 +140,7 @@ func pairs(flag string, all []string) (map[string]string, error) {
 
 func runWorldCommand(c *cli) *cobra.Command {
 	var e episodeFlags
-	var keep, stdin bool
+	var keep, stdin, entrypoint bool
 	var callFlags callFlags
 	cmd := &cobra.Command{
 		Use:   "run WORLD [flags] -- CMD [ARG...]",
@@ -148,23 +149,52 @@ func runWorldCommand(c *cli) *cobra.Command {
 			"128 + number for a signal, 124 for a timeout, 126 and 127 where the command could not be started; 125 means that\n" +
 			"paddock itself failed. The episode is deleted afterwards unless --keep or --id is given.\n\n" +
 			"  paddock run busybox -- sh -c 'echo hello; id'\n" +
-			"  echo hello | paddock run busybox -i -- cat        # standard input is passed on with -i alone",
-		Args: args(cobra.MinimumNArgs(2)),
+			"  echo hello | paddock run busybox -i -- cat        # standard input is passed on with -i alone\n" +
+			"  paddock run app --entrypoint -- --help            # what the image's ENTRYPOINT and CMD say",
+		Args: args(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			spec, err := e.make(a[0])
 			if err != nil {
 				return err
 			}
+			argv, err := c.argv(cmd.Context(), a[0], entrypoint, a[1:])
+			if err != nil {
+				return orPaddock(err)
+			}
 			keep = keep || spec.ID != ""
-			r := oneRun{c: c, client: c.client(), spec: spec, call: callFlags.make(a[1:]), keep: keep, stdin: stdin}
+			r := oneRun{c: c, client: c.client(), spec: spec, call: callFlags.make(argv), keep: keep, stdin: stdin}
 			return orPaddock(r.do(cmd.Context()))
 		},
 	}
 	e.add(cmd.Flags())
 	callFlags.add(cmd.Flags())
 	cmd.Flags().BoolVar(&keep, "keep", false, "keep the episode's record")
+	cmd.Flags().BoolVar(&entrypoint, "entrypoint", false, "run the image's ENTRYPOINT, the words after -- in the place of its CMD")
 	cmd.Flags().BoolVarP(&stdin, "stdin", "i", false, "pass standard input on to the command")
 	return cmd
+}
+
+// argv is what to run: the words given, or, where asked, what the image's ENTRYPOINT and CMD
+// make of them. Nothing of an image runs unasked.
+func (c *cli) argv(ctx context.Context, world string, entrypoint bool, words []string) ([]string, error) {
+	if !entrypoint {
+		if len(words) == 0 {
+			return nil, usageError{errors.New("paddock run: no command; --entrypoint runs the image's own")}
+		}
+		return words, nil
+	}
+	w, err := c.client().World(ctx, world)
+	if err != nil {
+		return nil, err
+	}
+	if len(words) == 0 {
+		words = w.Config.Cmd
+	}
+	argv := append(slices.Clone(w.Config.Entrypoint), words...)
+	if len(argv) == 0 {
+		return nil, usageError{fmt.Errorf("world %s has neither ENTRYPOINT nor CMD", world)}
+	}
+	return argv, nil
 }
 
 // orPaddock gives errors of paddock's own an exit code that no command is likely to have.

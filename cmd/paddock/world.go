@@ -19,7 +19,8 @@ import (
 
 func worldCommand(c *cli) *cobra.Command {
 	return group("world", "Build and look at worlds: sealed images that episodes start from",
-		worldBuild(c), worldList(c), worldInspect(c), worldRemove(c), worldExport(c), worldImport(c))
+		worldBuild(c), worldList(c), worldInspect(c), worldRemove(c), worldAlias(c), worldGC(c), worldExport(c), worldImport(c),
+		worldPull(c), worldPush(c))
 }
 
 func worldBuild(c *cli) *cobra.Command {

@@ -1,11 +1,13 @@
-// Package engine is a thin client of the Docker Engine API, for the bench that measures
-// paddock beside it: import a root file system, run a container from create to remove,
-// execute in a running one. The API version is negotiated down to what Debian's packages
+// Package engine is a thin client of the Docker Engine API: it moves images in and out, and
+// for the bench that measures paddock beside it runs a container from create to remove and
+// executes in a running one. The API version is negotiated down to what Debian's packages
 // speak (20.10, API 1.41).
 package engine
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -60,6 +62,47 @@ func (e *Engine) Import(ctx context.Context, ref string, tar io.Reader) error {
 		return fmt.Errorf("import image %s: %w", ref, err)
 	}
 	return nil
+}
+
+// Save gives an image as the archive of `docker save`; the caller closes it.
+func (e *Engine) Save(ctx context.Context, ref string) (io.ReadCloser, error) {
+	rc, err := e.c.ImageSave(ctx, []string{ref})
+	if err != nil {
+		return nil, fmt.Errorf("save image %s: %w", ref, err)
+	}
+	return rc, nil
+}
+
+// Load takes an archive of `docker save`'s form.
+func (e *Engine) Load(ctx context.Context, archive io.Reader) error {
+	resp, err := e.c.ImageLoad(ctx, archive, client.ImageLoadWithQuiet(true))
+	if err != nil {
+		return fmt.Errorf("load image: %w", err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	// The engine loads while its progress is read, and tells of an error there.
+	for d := json.NewDecoder(resp.Body); ; {
+		var line struct{ Error string }
+		err := d.Decode(&line)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("load image: read progress: %w", err)
+		}
+		if line.Error != "" {
+			return fmt.Errorf("load image: %s", line.Error)
+		}
+	}
+}
+
+// ImageID is the id of an image that the engine has.
+func (e *Engine) ImageID(ctx context.Context, ref string) (string, error) {
+	i, err := e.c.ImageInspect(ctx, ref)
+	if err != nil {
+		return "", fmt.Errorf("inspect image %s: %w", ref, err)
+	}
+	return i.ID, nil
 }
 
 // RemoveImage forgets an image.

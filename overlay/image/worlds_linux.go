@@ -34,6 +34,9 @@ func (w Worlds) Import(ctx context.Context, from overlay.Source, name string, p 
 	if err := from.Check(); err != nil {
 		return overlay.World{}, err
 	}
+	if from.Remote != nil {
+		return w.pull(ctx, *from.Remote, name, p)
+	}
 	scratch, drop, err := w.Scratch()
 	if err != nil {
 		return overlay.World{}, fmt.Errorf("import: %w", err)

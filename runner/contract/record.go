@@ -113,6 +113,17 @@ func recordAttempts(ctx context.Context, t *testing.T, r runner.Record) {
 	if err != nil || len(left) != 1 || left[0].Key != recordKey || left[0].Attempt.N != 2 {
 		t.Errorf("Unfinished = %+v, %v; want attempt 2", left, err)
 	}
+	other := runner.Key{Owner: "1001", Run: "exp", ID: "x"}
+	for n, world := range []string{"sha256:aa", "sha256:bb", "sha256:bb"} {
+		if err := r.InsertAttempt(ctx, other, runner.Plan{World: world}, runner.Attempt{N: n + 1, State: runner.Done}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	worlds, err := r.Worlds(ctx)
+	slices.Sort(worlds)
+	if err != nil || !slices.Equal(slices.DeleteFunc(worlds, func(id string) bool { return id == "" }), []string{"sha256:aa", "sha256:bb"}) {
+		t.Errorf("Worlds = %q, %v; want each once, of every attempt", worlds, err)
+	}
 }
 
 func recordList(ctx context.Context, t *testing.T, r runner.Record) {

@@ -36,6 +36,7 @@ func Worlds(t *testing.T, open func(t *testing.T) WorldsUnderTest) {
 		{"Capture", captureSuite},
 		{"Seal", sealSuite},
 		{"ExportImport", exportImport},
+		{"NameCollect", nameCollect},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -289,5 +290,38 @@ func exportImport(ctx context.Context, t *testing.T, u WorldsUnderTest) {
 	_, err := u.Worlds.Import(ctx, overlay.Source{}, "", nil)
 	if _, ok := errors.AsType[*overlay.RecipeError](err); !ok {
 		t.Errorf("Import of nothing: %v, want a RecipeError", err)
+	}
+}
+
+func nameCollect(ctx context.Context, t *testing.T, u WorldsUnderTest) {
+	made := map[string]string{}
+	for _, what := range []string{"needed", "forked", "named", "free"} {
+		made[what] = build(ctx, t, u.Worlds, overlay.Recipe{Dir: folder(t, map[string]string{"f": what})}).World.ID
+	}
+	if w, err := u.Worlds.Name(ctx, "mine", made["named"]); err != nil || w.ID != made["named"] {
+		t.Errorf("Name = %+v, %v", w, err)
+	}
+	if _, err := u.Worlds.Name(ctx, "mine", "nobody"); err == nil {
+		t.Error("a name was given to no world")
+	}
+	f, err := u.Worlds.Fork(ctx, made["forked"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Release()
+	in := overlay.Collection{DryRun: true, Needed: func(context.Context) ([]string, error) { return []string{made["needed"], "long gone"}, nil }}
+	for _, in.DryRun = range []bool{true, false} {
+		got, err := u.Worlds.Collect(ctx, in)
+		if err != nil || len(got.Removed) != 1 || got.Removed[0].ID != made["free"] || got.Needed != 1 || got.InUse != 1 || got.Named != 1 {
+			t.Errorf("Collect, dry %v = %+v, %v; want the free one alone to go", in.DryRun, got, err)
+		}
+	}
+	for what, id := range made {
+		if _, err := u.Worlds.World(ctx, id); (err == nil) == (what == "free") {
+			t.Errorf("the world that is %s, after: %v", what, err)
+		}
+	}
+	if _, err := u.Worlds.Collect(ctx, overlay.Collection{Needed: func(context.Context) ([]string, error) { return nil, errors.New("no record") }}); err == nil {
+		t.Error("a collection that cannot know what is needed went on")
 	}
 }

@@ -236,6 +236,51 @@ func (w *Worlds) Remove(_ context.Context, ref string) error {
 	return os.RemoveAll(found.layers[0])
 }
 
+// Name points a name at a world.
+func (w *Worlds) Name(_ context.Context, name, ref string) (overlay.World, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	found, err := w.findLocked(ref)
+	if err != nil {
+		return overlay.World{}, err
+	}
+	w.names[name] = found.ID
+	return found.World, nil
+}
+
+// Collect removes what nothing needs.
+func (w *Worlds) Collect(ctx context.Context, in overlay.Collection) (overlay.Collected, error) {
+	var out overlay.Collected
+	needed, err := in.Needed(ctx)
+	if err != nil {
+		return out, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, found := range w.byID {
+		switch {
+		case slices.Contains(needed, id):
+			out.Needed++
+		case found.forks > 0:
+			out.InUse++
+		case !in.All && slices.Contains(slices.Collect(maps.Values(w.names)), id):
+			out.Named++
+		default:
+			out.Removed = append(out.Removed, found.World)
+			if !in.DryRun {
+				delete(w.byID, id)
+				maps.DeleteFunc(w.names, func(_, of string) bool { return of == id })
+			}
+		}
+	}
+	return out, nil
+}
+
+// Push reaches no registry.
+func (w *Worlds) Push(_ context.Context, _ string, to overlay.Remote, _ overlay.Progress) (string, error) {
+	return "", &overlay.RegistryError{Kind: overlay.RegistryUnavailable, Ref: to.Ref, Detail: "this store reaches no registry"}
+}
+
 // Export writes the fake's own form of a world.
 func (w *Worlds) Export(_ context.Context, ref string, out io.Writer) error {
 	w.mu.Lock()

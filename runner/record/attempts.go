@@ -195,6 +195,20 @@ func (r *Record) Unfinished(ctx context.Context) ([]runner.Stored, error) {
 	return all, err
 }
 
+// Worlds are the ids of the worlds that kept attempts were made of, each once.
+func (r *Record) Worlds(ctx context.Context) ([]string, error) {
+	var all []string
+	err := r.each(ctx, func(rows *sql.Rows) error {
+		var id string
+		if err := rows.Scan(&id); err != nil {
+			return err
+		}
+		all = append(all, id)
+		return nil
+	}, "SELECT DISTINCT coalesce(json_extract(plan, '$.world'), '') FROM attempts")
+	return all, err
+}
+
 // PutDocument keeps a document.
 func (r *Record) PutDocument(ctx context.Context, collection, key string, doc json.RawMessage, d runner.Durability) error {
 	return r.do(ctx, d, write{
