@@ -529,3 +529,24 @@ func TestInitsOOMScoreStays(t *testing.T) {
 	}
 	mustWork(t, s)
 }
+
+// All sandboxes together weigh as much as a busy process for each CPU, not as one.
+func TestSandboxesWeighAsMuchAsTheHostHasCPUs(t *testing.T) {
+	l := newLauncher(t)
+	start(t, l, "default", small)
+	glob := fmt.Sprintf("/sys/fs/cgroup/cpu/paddock-test-%d-*/cpu.shares", os.Getpid())
+	want := strconv.Itoa(1024 * runtime.NumCPU())
+	if l.Info().Cgroup == "v2" {
+		glob = fmt.Sprintf("/sys/fs/cgroup/paddock-test-%d-*/cpu.weight", os.Getpid())
+		want = strconv.Itoa(100 * runtime.NumCPU())
+	}
+	files, err := filepath.Glob(glob)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no %s: %v", glob, err)
+	}
+	for _, f := range files {
+		if got, err := os.ReadFile(f); err != nil || strings.TrimSpace(string(got)) != want {
+			t.Errorf("%s = %q, %v; want %s", f, got, err, want)
+		}
+	}
+}

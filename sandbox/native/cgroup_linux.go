@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -80,9 +81,23 @@ func (t *tree) make() error {
 		}
 	}
 	if t.v2 {
-		return t.delegate()
+		if err := t.delegate(); err != nil {
+			return err
+		}
 	}
-	return nil
+	return t.weigh()
+}
+
+// weigh gives all sandboxes together the weight of one busy process per CPU. A new cgroup
+// weighs as much as one process, so that a host with a few other busy ones would leave
+// next to nothing for a thousand episodes.
+func (t *tree) weigh() error {
+	top, _, _ := strings.Cut(t.parent, "/")
+	n := runtime.NumCPU()
+	if t.v2 {
+		return write(filepath.Join(t.unified, top), "cpu.weight", strconv.Itoa(min(100*n, 10_000)))
+	}
+	return write(filepath.Join(t.v1["cpu"], top), "cpu.shares", strconv.Itoa(min(1024*n, 262_144)))
 }
 
 // delegate switches the controllers on from the root down to the parent.
