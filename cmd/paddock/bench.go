@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -14,8 +15,8 @@ import (
 
 // benchOptions are the flags of `paddock bench`.
 type benchOptions struct {
-	root, docker string
-	quick        bool
+	root, docker, goJudge string
+	quick                 bool
 }
 
 func benchCommand(c *cli) *cobra.Command {
@@ -31,6 +32,7 @@ func benchCommand(c *cli) *cobra.Command {
 	flags := cmd.Flags()
 	flags.BoolVar(&o.quick, "quick", false, "fewer rounds: less than a minute")
 	flags.StringVar(&o.root, "root", "", "directory for the bench's store, removed again (default on a tmpfs)")
+	flags.StringVar(&o.goJudge, "go-judge", "", "URL of a go-judge to measure beside, such as http://127.0.0.1:5050")
 	flags.StringVar(&o.docker, "docker", "", "the Docker Engine's URL; else $DOCKER_HOST, else the default socket")
 	return cmd
 }
@@ -50,17 +52,21 @@ func runBench(ctx context.Context, c *cli, o benchOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	d, err := startOwnDaemon(ctx, dir)
+	d, err := startOwnDaemon(ctx, dir, "--warm", "0")
 	if err != nil {
 		return err
 	}
+	warm, err := startBesideDaemon(ctx, filepath.Join(dir, "warm"), "--warm", "4")
+	if err != nil {
+		return errors.Join(err, d.stop(ctx))
+	}
 	m := c.meter()
-	report, err := bench.Run(ctx, bench.Config{
-		Client: d.client, Store: d.store(), Scratch: dir, Docker: o.docker, Quick: o.quick,
+	report, err := measure(ctx, bench.Config{
+		Client: d.client, Warm: warm.client, Store: d.store(), Scratch: dir, Docker: o.docker, GoJudge: o.goJudge, Quick: o.quick,
 		Progress: func(step string, done, total int) { m.at(step, int64(done), int64(total)) },
 	})
 	m.finish()
-	if err := errors.Join(err, d.stop(ctx)); err != nil {
+	if err := errors.Join(err, warm.stop(ctx), d.stop(ctx)); err != nil {
 		return fmt.Errorf("%w; the daemon said: %s", err, lastLine(d.log()))
 	}
 	return c.show(report, func(w io.Writer) { _, _ = io.WriteString(w, report.Markdown()) })

@@ -214,6 +214,15 @@ func (e *Engine) Changes(ctx context.Context, id string) (int, error) {
 	return len(changes), nil
 }
 
+// Commit makes an image of a container's files and returns its id. Remove it in the end.
+func (e *Engine) Commit(ctx context.Context, id string) (string, error) {
+	made, err := e.c.ContainerCommit(ctx, id, container.CommitOptions{Pause: true})
+	if err != nil {
+		return "", fmt.Errorf("commit container: %w", err)
+	}
+	return made.ID, nil
+}
+
 // Remove kills a container and removes it.
 func (e *Engine) Remove(ctx context.Context, id string) error {
 	err := e.c.ContainerRemove(context.WithoutCancel(ctx), id, container.RemoveOptions{Force: true, RemoveVolumes: true})

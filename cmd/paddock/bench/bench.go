@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/paddock-run/paddock/api"
@@ -17,9 +18,16 @@ import (
 
 // Config says what to measure.
 type Config struct {
-	// Client reaches a daemon whose store is Store.
+	// Client reaches a daemon whose store is Store and that keeps no warm sandboxes, so that
+	// every start on it is a whole one.
 	Client *api.Client
 	Store  string
+	// Warm reaches a daemon that keeps warm sandboxes.
+	Warm *api.Client
+	// Direct runs true once in a live sandbox without the daemon; nil is not measured.
+	Direct func(context.Context) (time.Duration, error)
+	// GoJudge is a go-judge's URL; empty is not measured.
+	GoJudge string
 	// Scratch is a directory for archives, on the store's file system.
 	Scratch string
 	// Docker is a Docker Engine's URL; empty is DOCKER_HOST or the default socket.
@@ -33,8 +41,8 @@ type Config struct {
 // Run measures and reports. A peer that is absent is no error.
 func Run(ctx context.Context, cfg Config) (Report, error) {
 	began := time.Now()
-	b := &bench{Config: cfg, samples: map[string]timing.Sample{}, parts: map[string]timing.Sample{}, report: Report{
-		Host: hostFacts(), Rows: map[string]Row{}, Absent: map[string]string{},
+	b := &bench{Config: cfg, samples: map[string]timing.Sample{}, parts: map[string]timing.Sample{}, cpu: map[string]cpuUse{}, report: Report{
+		Host: hostFacts(), Rows: map[string]Row{}, Figures: map[string]float64{}, Absent: map[string]string{},
 	}}
 	var err error
 	if b.report.Store, err = lookAt(cfg.Store); err != nil {
@@ -51,7 +59,9 @@ func Run(ctx context.Context, cfg Config) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	err = b.measure(ctx)
+	if err = b.measure(ctx); err == nil {
+		err = b.scale(ctx)
+	}
 	if err := errors.Join(err, stop()); err != nil {
 		return Report{}, err
 	}
@@ -67,12 +77,15 @@ type bench struct {
 	samples map[string]timing.Sample
 	// parts are those of the job episode, warm-up included.
 	parts map[string]timing.Sample
+	cpu   map[string]cpuUse
 	// worlds by name: base, 10m, 2g.
 	worlds map[string]string
 	docker *engine.Engine
 	// container runs through the whole measurement, for docker exec.
 	container string
-	episodes  int
+	episodes  atomic.Int64
+	// kept are episodes that live through all rounds.
+	kept []string
 }
 
 // job is one thing that is measured: once per call, the time being what it returns.
@@ -80,7 +93,9 @@ type job struct {
 	name, what string
 	// each is how often in a round.
 	each int
-	do   func(context.Context) (time.Duration, error)
+	// ops is how many operations one do is, where its time is that of one of them; 0 is 1.
+	ops int
+	do  func(context.Context) (time.Duration, error)
 	// with, when set, is run in turn with this one: what is compared closely must not lie
 	// apart in time.
 	with *job
@@ -103,7 +118,10 @@ func (b *bench) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	jobs := b.jobs(live)
+	jobs, err := b.jobs(ctx, live)
+	if err != nil {
+		return err
+	}
 	rounds := 8
 	if b.Quick {
 		rounds = 3
@@ -121,13 +139,16 @@ func (b *bench) measure(ctx context.Context) error {
 	}
 	for _, j := range jobs {
 		for _, one := range j.inTurn(0) {
-			b.report.Rows[one.name] = Row{What: one.what, Summary: b.samples[one.name].Summarize()}
+			b.report.Rows[one.name] = Row{What: one.what, Summary: b.samples[one.name].Summarize(), CPUMs: b.cpu[one.name].each()}
 		}
 	}
 	for part, took := range b.parts {
 		b.report.Rows["episode_"+part] = Row{What: "the part " + part + " of episode", Summary: took.Summarize()}
 	}
-	return b.Client.Delete(ctx, key(live))
+	for _, id := range append(b.kept, live) {
+		err = errors.Join(err, b.Client.Delete(ctx, key(id)))
+	}
+	return err
 }
 
 // settle lets what the job before left to the kernel and to its daemon (namespaces and
@@ -150,6 +171,7 @@ func (b *bench) repeat(ctx context.Context, j job, warmUp bool) error {
 	if warmUp {
 		each = min(each, 2)
 	}
+	before := busyTime()
 	for i := range each {
 		for _, one := range j.inTurn(i) {
 			took, err := one.do(ctx)
@@ -161,10 +183,21 @@ func (b *bench) repeat(ctx context.Context, j job, warmUp bool) error {
 			}
 		}
 	}
+	if warmUp || j.with != nil {
+		return nil
+	}
+	// What the kernel takes down behind the answer is part of the price.
+	if err := settle(ctx); err != nil {
+		return err
+	}
+	use := b.cpu[j.name]
+	use.busy += busyTime() - before
+	use.ops += each * max(1, j.ops)
+	b.cpu[j.name] = use
 	return nil
 }
 
-func (b *bench) jobs(live string) []job {
+func (b *bench) jobs(ctx context.Context, live string) ([]job, error) {
 	exec := func(ctx context.Context) (time.Duration, error) { return b.exec(ctx, live) }
 	start := func(world string) func(context.Context) (time.Duration, error) {
 		return func(ctx context.Context) (time.Duration, error) { return b.start(ctx, world) }
@@ -180,13 +213,27 @@ func (b *bench) jobs(live string) []job {
 			with: &job{name: "create_2g", what: "create on a world of 2 GB", do: start("2g")},
 		},
 	}
+	if b.Direct != nil {
+		jobs = append(jobs, job{
+			name: "exec_direct", what: "exec true in a live sandbox, by the launcher's own interface", each: 60, do: b.Direct,
+			with: &job{name: "host_exec_beside_direct", what: "fork and exec of the same program on the host, in turn with exec_direct", do: hostExec},
+		})
+	}
+	more, err := b.manyJobs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	jobs = append(jobs, more...)
 	if b.docker != nil {
 		jobs = append(jobs,
 			job{name: "docker_run", what: "Docker Engine API: create, start true, wait, remove; no network", each: 4, do: b.dockerRun},
 			job{name: "docker_episode", what: "Docker Engine API: create, start an idle container, exec true, list changes, remove", each: 3, do: b.dockerEpisode},
-			job{name: "docker_exec", what: "Docker Engine API: exec true in a running container", each: 6, do: b.dockerExec})
+			job{name: "docker_exec", what: "Docker Engine API: exec true in a running container", each: 6, do: b.dockerExec},
+			job{name: "docker_start", what: "Docker Engine API: create and start an idle container", each: 4, do: b.dockerStart},
+			job{name: "docker_branch", what: "Docker Engine API: commit a container with 100 changed files, start another from it, exec true", each: 2, do: b.dockerBranch},
+			job{name: "docker_episode8", what: "docker_episode, 8 at a time, wall time per episode", each: 1, ops: 16, do: eight(16, b.dockerEpisode)})
 	}
-	return jobs
+	return append(jobs, b.peers(ctx)...), nil
 }
 
 const benchRun = "default"
@@ -195,37 +242,46 @@ func key(id string) api.Key { return api.Key{Run: benchRun, ID: id} }
 
 // create starts an episode and returns its id.
 func (b *bench) create(ctx context.Context, world string) (string, error) {
-	b.episodes++
-	id := fmt.Sprintf("bench-%d-%d", os.Getpid(), b.episodes)
-	_, err := b.Client.Create(ctx, api.EpisodeSpec{Run: benchRun, ID: id, World: b.worlds[world]})
-	return id, err
+	return b.createWith(ctx, api.EpisodeSpec{World: b.worlds[world]})
+}
+
+func (b *bench) createWith(ctx context.Context, spec api.EpisodeSpec) (string, error) {
+	spec.Run, spec.ID = benchRun, fmt.Sprintf("bench-%d-%d", os.Getpid(), b.episodes.Add(1))
+	_, err := b.Client.Create(ctx, spec)
+	return spec.ID, err
 }
 
 // episode is a whole life of an episode.
 func (b *bench) episode(ctx context.Context) (time.Duration, error) {
+	parts, err := b.wholeEpisode(ctx)
+	var all time.Duration
+	for part, took := range parts {
+		b.parts[part] = append(b.parts[part], took)
+		all += took
+	}
+	return all, err
+}
+
+// wholeEpisode is an episode's life in its parts.
+func (b *bench) wholeEpisode(ctx context.Context) (map[string]time.Duration, error) {
 	began := time.Now()
 	id, err := b.create(ctx, "base")
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	created := time.Now()
-	execTook, err := b.exec(ctx, id)
-	if err != nil {
-		return 0, err
+	if _, err := b.exec(ctx, id); err != nil {
+		return nil, err
 	}
 	executed := time.Now()
 	if _, err := b.Client.Finish(ctx, key(id), api.FinishSpec{}); err != nil {
-		return 0, err
+		return nil, err
 	}
 	finished := time.Now()
 	err = b.Client.Delete(ctx, key(id))
-	ended := time.Now()
-	for part, took := range map[string]time.Duration{
-		"create": created.Sub(began), "exec": execTook, "finish": finished.Sub(executed), "delete": ended.Sub(finished),
-	} {
-		b.parts[part] = append(b.parts[part], took)
-	}
-	return ended.Sub(began), err
+	return map[string]time.Duration{
+		"create": created.Sub(began), "exec": executed.Sub(created), "finish": finished.Sub(executed), "delete": time.Since(finished),
+	}, err
 }
 
 // start is the time until an episode on a world is ready.
@@ -262,6 +318,11 @@ func (b *bench) buildWorlds(ctx context.Context) error {
 		return err
 	}
 	b.worlds = map[string]string{"base": base.World.ID}
+	if b.Warm != nil {
+		if _, err := b.Warm.BuildWorld(ctx, api.Recipe{Busybox: true, Name: "bench-base"}, nil); err != nil {
+			return err
+		}
+	}
 	for i, w := range []struct {
 		name string
 		bulk bulk

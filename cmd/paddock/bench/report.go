@@ -22,6 +22,9 @@ type Report struct {
 	Store FileSystem `json:"store"`
 	// Rows are the measured jobs, by name.
 	Rows map[string]Row `json:"rows"`
+	// Figures are measured once and are no durations of a job: mebibytes, counts, seconds, as
+	// their names say.
+	Figures map[string]float64 `json:"figures"`
 	// Ratios are null where the peer is absent, and all null when Refused is set.
 	Ratios map[string]*float64 `json:"ratios"`
 	// Refused says why no ratio is quoted, and what to do.
@@ -35,6 +38,9 @@ type Report struct {
 type Row struct {
 	What string `json:"what"`
 	timing.Summary
+	// CPUMs is the CPU time of one operation on the whole host, what the kernel does behind
+	// the answer included; null where jobs were run in turn.
+	CPUMs *float64 `json:"cpu_ms"`
 }
 
 // Host is where it was measured.
@@ -78,7 +84,13 @@ var quoted = []struct {
 }{
 	{"episode_vs_docker", "docker_episode", "episode", "fresh episode over the socket (create, exec true, finish with capture, delete): times faster than the same with Docker (create, start, exec true, changes, remove)", median},
 	{"episode_vs_docker_run", "docker_run", "episode", "the same episode: times faster than Docker's shortest way to run true once (create, start true, wait, remove; nothing captured)", median},
+	{"episode8_vs_docker", "docker_episode8", "episode8", "the same episode, 8 at a time, wall time of one: times faster than with Docker", median},
+	{"acquire_vs_docker_start", "docker_start", "acquire", "create where a warm sandbox waits: times faster than Docker's create and start", median},
+	{"exec8_vs_gojudge", "gojudge8", "exec8", "commands in 8 live sandboxes at a time: times the throughput of go-judge's /run", median},
+	{"episode8_vs_gojudge", "gojudge8", "episode8", "fresh episodes, 8 at a time: times the throughput of go-judge's /run, which uses its containers again", median},
+	{"branch_vs_docker", "docker_branch", "branch", "fork of a live episode with 100 changed files until its first command: times faster than docker commit and run", median},
 	{"exec_vs_docker_exec", "docker_exec", "exec", "one command in a running sandbox: times faster than docker exec", median},
+	{"exec_vs_host", "exec_direct", "host_exec_beside_direct", "the same command by the launcher's own interface against fork+exec on the host (1 is the floor)", median},
 	{"exec_http_vs_host", "exec", "host_exec", "the same command, over HTTP, against fork+exec on the host (1 is the floor)", median},
 	{"fork_2g_vs_10m", "create_2g", "create_10m", "start on a 2 GB world against a 10 MB world, 10th percentiles (1 is ideal)", quick},
 }
@@ -95,6 +107,31 @@ func (r *Report) computeRatios() {
 			r.Ratios[q.name] = &v
 		}
 	}
+	// Figures that the targets name stand beside the ratios.
+	for _, name := range figures {
+		r.Ratios[name] = nil
+		if v, ok := r.Figures[name]; ok && r.Refused == "" {
+			r.Ratios[name] = &v
+		}
+	}
+	r.Ratios["idle_vs_docker"] = nil
+	if ours, theirs := r.Ratios["idle_mib"], r.Ratios["docker_idle_mib"]; ours != nil && theirs != nil && *ours > 0 {
+		v := *theirs / *ours
+		r.Ratios["idle_vs_docker"] = &v
+	}
+}
+
+// figures say what each of Figures is, in the report's order.
+var figures = []string{"idle_mib", "docker_idle_mib", "capture_10k_ms", "exec_2000_vs_0", "live_max", "burst1000_p99_s"}
+
+var figureSays = map[string]string{
+	"idle_mib":        "memory of the whole host per idle episode, MiB",
+	"docker_idle_mib": "memory of the whole host per idle container, MiB",
+	"idle_vs_docker":  "memory per idle container over memory per idle episode",
+	"capture_10k_ms":  "finish of an episode that changed 10,000 files of 4 KiB (kill, capture with their bytes, record), ms",
+	"exec_2000_vs_0":  "median call with 2,000 live episodes over the median with none",
+	"live_max":        "live episodes that all answered a call (2,000 are tried)",
+	"burst1000_p99_s": "1,000 creates at once: p99 until the first call has ended, s",
 }
 
 // Markdown is the report for people, as committed under docs/bench.
@@ -116,13 +153,22 @@ func (r *Report) Markdown() string {
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", q.name, value, q.says)
 	}
+	for _, name := range append(slices.Clone(figures), "idle_vs_docker") {
+		if v := r.Ratios[name]; v != nil {
+			fmt.Fprintf(&b, "| `%s` | %.2f | %s |\n", name, *v, figureSays[name])
+		}
+	}
 	if r.Refused != "" {
 		fmt.Fprintf(&b, "\nNo ratio is quoted: %s\n", r.Refused)
 	}
-	b.WriteString("\n| job | n | min ms | p10 ms | p50 ms | p90 ms | p99 ms | what |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	b.WriteString("\n| job | n | min ms | p10 ms | p50 ms | p90 ms | p99 ms | CPU ms | what |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, name := range r.rowNames() {
 		s := r.Rows[name]
-		fmt.Fprintf(&b, "| %s | %d | %.2f | %.2f | %.2f | %.2f | %.2f | %s |\n", name, s.N, s.Min, s.P10, s.P50, s.P90, s.P99, s.What)
+		cpu := "–"
+		if s.CPUMs != nil {
+			cpu = fmt.Sprintf("%.2f", *s.CPUMs)
+		}
+		fmt.Fprintf(&b, "| %s | %d | %.2f | %.2f | %.2f | %.2f | %.2f | %s | %s |\n", name, s.N, s.Min, s.P10, s.P50, s.P90, s.P99, cpu, s.What)
 	}
 	var absent []string
 	for peer, why := range r.Absent {

@@ -17,13 +17,36 @@ func TestRatiosAreNullWhereThePeerIsAbsent(t *testing.T) {
 	t.Parallel()
 	r := Report{Rows: map[string]Row{"episode": row(5), "create_2g": row(3), "create_10m": row(2)}}
 	r.computeRatios()
-	b, err := json.Marshal(r.Ratios)
+	b, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{"episode_vs_docker":null,"episode_vs_docker_run":null,"exec_http_vs_host":null,"exec_vs_docker_exec":null,"fork_2g_vs_10m":1.5}`
-	if string(b) != want {
-		t.Errorf("ratios = %s, want %s", b, want)
+	var got struct{ Ratios map[string]*float64 }
+	if err := json.Unmarshal(b, &got); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{
+		"episode_vs_docker", "episode8_vs_docker", "acquire_vs_docker_start", "exec_vs_docker_exec", "exec_vs_host",
+		"episode8_vs_gojudge", "exec8_vs_gojudge", "branch_vs_docker", "idle_mib", "capture_10k_ms", "exec_2000_vs_0", "live_max", "burst1000_p99_s",
+	} {
+		if v, ok := got.Ratios[name]; !ok || v != nil {
+			t.Errorf("%s: %v in the JSON %v, want null", name, v, ok)
+		}
+	}
+	if v := got.Ratios["fork_2g_vs_10m"]; v == nil || *v != 1.5 {
+		t.Errorf("fork_2g_vs_10m = %v, want 1.5", v)
+	}
+}
+
+func TestFiguresStandBesideTheRatios(t *testing.T) {
+	t.Parallel()
+	r := Report{Figures: map[string]float64{"idle_mib": 0.5, "docker_idle_mib": 5}}
+	r.computeRatios()
+	if v := r.Ratios["idle_vs_docker"]; v == nil || *v != 10 {
+		t.Errorf("idle_vs_docker = %v, want 10", v)
+	}
+	if got := r.Markdown(); !strings.Contains(got, "| `idle_mib` | 0.50 |") {
+		t.Errorf("Markdown() has no idle_mib:\n%s", got)
 	}
 }
 
