@@ -45,6 +45,9 @@ func TestReadManifestNamesLineAndField(t *testing.T) {
 	}
 }
 
+// patience is how long a test waits for what must come: hosts of tests may be slow.
+const patience = 2 * time.Minute
+
 // graderOf puts a grader that is one script.
 func (b *bench) graderOf(script string) []runner.WeightedGrader {
 	b.t.Helper()
@@ -79,7 +82,7 @@ func (b *bench) line(id, group string, agent runner.AgentSpec, graders []runner.
 // follow reads all results until the batch no longer runs.
 func (b *bench) follow(id string, after int64) []runner.BatchResult {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
 	var got []runner.BatchResult
 	if err := b.Results(ctx, owner, id, after, true, func(r runner.BatchResult) error {
@@ -168,7 +171,7 @@ func TestResumeMakesExactlyWhatThePlatformLost(t *testing.T) {
 		spec.Episodes = append(spec.Episodes, b.line(fmt.Sprintf("e%d", i), "g", agent, g))
 	}
 	made := b.batch(spec)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	n, enough := 0, errors.New("enough")
 	if err := b.Results(ctx, owner, made.ID, 0, true, func(runner.BatchResult) error {
@@ -212,7 +215,7 @@ func TestResumeMakesExactlyWhatThePlatformLost(t *testing.T) {
 // waitLive waits until attempt n is live.
 func (b *bench) waitLive(key runner.Key, n int) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
 	for {
 		ep, err := b.Get(ctx, key)

@@ -104,21 +104,27 @@ func (r *Runner) cancelLines(ctx context.Context, owner, id, which string, spec 
 		defer b.mu.Unlock()
 		found := false
 		end := End{Status: Cancelled, Cause: Client, Step: "cancel", Reason: cut(spec.Reason)}
-		for _, m := range b.book.members {
-			if m.replaced || !spec.takes(m, before) {
-				continue
+		err = b.togetherLocked(ctx, func() error {
+			for _, m := range b.book.members {
+				if m.replaced || !spec.takes(m, before) {
+					continue
+				}
+				found = true
+				if m.state == ended {
+					continue
+				}
+				n++
+				if m.state == playing {
+					stopping = append(stopping, m)
+				}
+				if err := b.endLocked(ctx, m, end); err != nil {
+					return err
+				}
 			}
-			found = true
-			if m.state == ended {
-				continue
-			}
-			n++
-			if m.state == playing {
-				stopping = append(stopping, m)
-			}
-			if err := b.endLocked(ctx, m, end); err != nil {
-				return err
-			}
+			return nil
+		})
+		if err != nil {
+			return err
 		}
 		if !found && which != "weights_before" {
 			return &Error{Kind: KindNotFound, Field: which, Detail: fmt.Sprintf("no line of batch %q is meant by it", id)}

@@ -67,13 +67,13 @@ func (k *keptBatch) home() string {
 }
 
 func (r *Runner) saveBatch(ctx context.Context, kept *keptBatch) error {
-	return r.putJSON(ctx, batchDocuments, batchKey(kept.Batch.Owner, kept.Batch.ID), kept)
+	return r.putJSON(ctx, batchDocuments, batchKey(kept.Batch.Owner, kept.Batch.ID), kept, Synced)
 }
 
-func (r *Runner) putJSON(ctx context.Context, collection, key string, v any) error {
+func (r *Runner) putJSON(ctx context.Context, collection, key string, v any, d Durability) error {
 	doc, err := json.Marshal(v)
 	if err == nil {
-		err = r.cfg.Record.PutDocument(ctx, collection, key, doc, Synced)
+		err = r.cfg.Record.PutDocument(ctx, collection, key, doc, d)
 	}
 	if err != nil {
 		return fmt.Errorf("record %s: %w", collection, err)
@@ -105,7 +105,8 @@ func (r *Runner) putLines(ctx context.Context, kept *keptBatch, lines []keptLine
 	for first := 0; first < len(lines); first += chunkLines {
 		some := lines[first:min(first+chunkLines, len(lines))]
 		at := kept.Lines + first
-		if err := r.putJSON(ctx, lineDocuments, numberedKey(kept.Batch.Owner, kept.Batch.ID, int64(at)), some); err != nil {
+		// The header that counts them is synced, and they with it.
+		if err := r.putJSON(ctx, lineDocuments, numberedKey(kept.Batch.Owner, kept.Batch.ID, int64(at)), some, Written); err != nil {
 			return nil, err
 		}
 		for range some {

@@ -2,7 +2,9 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 )
@@ -13,13 +15,34 @@ import (
 func (b *liveBatch) addLocked(ctx context.Context, m *member, res *BatchResult) error {
 	res.Seq, res.Line, res.At = b.book.seq+1, m.n, time.Now().UTC()
 	key := numberedKey(b.kept.Batch.Owner, b.kept.Batch.ID, res.Seq)
-	if err := b.r.putJSON(ctx, resultDocuments, key, res); err != nil {
+	if err := b.putLocked(ctx, resultDocuments, key, res); err != nil {
 		return err
 	}
 	b.book.settle(res)
 	b.countBrokenLocked(res)
 	b.toldLocked()
 	return b.groupLocked(ctx, m.group)
+}
+
+// putLocked keeps a document of the batch.
+func (b *liveBatch) putLocked(ctx context.Context, collection, key string, v any) error {
+	d := Synced
+	if b.together {
+		d = Written
+	}
+	return b.r.putJSON(ctx, collection, key, v, d)
+}
+
+// togetherLocked does what keeps many documents, and syncs them as one. Nobody sees any of
+// them before: who reads asks for the last seq first, and so waits for mu.
+func (b *liveBatch) togetherLocked(ctx context.Context, do func() error) error {
+	if b.together {
+		return do()
+	}
+	b.together = true
+	err := do()
+	b.together = false
+	return errors.Join(err, b.r.saveBatch(ctx, &b.kept)) // the sync of one write is that of all before it
 }
 
 // groupLocked refills a group, or keeps that it is complete and cancels what it has too
@@ -39,7 +62,7 @@ func (b *liveBatch) groupLocked(ctx context.Context, g *groupBook) error {
 	for _, m := range counted {
 		kept.Counted = append(kept.Counted, m.n)
 	}
-	if err := b.r.putJSON(ctx, groupDocuments, numberedKey(b.kept.Batch.Owner, b.kept.Batch.ID, kept.Seq), kept); err != nil {
+	if err := b.putLocked(ctx, groupDocuments, numberedKey(b.kept.Batch.Owner, b.kept.Batch.ID, kept.Seq), kept); err != nil {
 		return err
 	}
 	b.book.complete(&kept)
@@ -60,12 +83,14 @@ func (b *liveBatch) surplusLocked(ctx context.Context, g *groupBook) error {
 
 // decideAllLocked looks at every group again, as after a seal.
 func (b *liveBatch) decideAllLocked(ctx context.Context) error {
-	for _, g := range b.book.groups {
-		if err := b.groupLocked(ctx, g); err != nil {
-			return err
+	return b.togetherLocked(ctx, func() error {
+		for _, g := range b.book.groups {
+			if err := b.groupLocked(ctx, g); err != nil {
+				return err
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // endLocked ends a line that has no result yet: a waiting one gets it now, one that is
@@ -73,7 +98,7 @@ func (b *liveBatch) decideAllLocked(ctx context.Context) error {
 func (b *liveBatch) endLocked(ctx context.Context, m *member, end End) error {
 	switch m.state {
 	case waiting:
-		b.todo = slices.DeleteFunc(b.todo, func(o *member) bool { return o == m })
+		b.unqueueLocked(m)
 		return b.dropLocked(ctx, m, end)
 	case playing:
 		m.cancel(stopError{end})
@@ -163,7 +188,7 @@ func (b *liveBatch) enterLocked(ctx context.Context, lines []keptLine) error {
 func (b *liveBatch) replaceLocked(old *member) {
 	switch old.state {
 	case waiting:
-		b.todo = slices.DeleteFunc(b.todo, func(o *member) bool { return o == old })
+		b.unqueueLocked(old)
 		old.state = ended
 	case playing:
 		old.cancel(stopError{End{Status: Cancelled, Cause: Client, Reason: "superseded by another spec"}})
@@ -172,14 +197,34 @@ func (b *liveBatch) replaceLocked(old *member) {
 	old.replaced = true
 }
 
+// errSeen ends the reading of results at the last one that may be seen.
+var errSeen = errors.New("seen")
+
+func (b *liveBatch) lastSeq() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.book.seq
+}
+
 // Results yields results in order of completion, after a sequence number. With follow it
 // waits for more until the batch no longer runs. A result is on disk before it is seen.
 func (r *Runner) Results(ctx context.Context, owner, id string, after int64, follow bool, yield func(BatchResult) error) error {
-	return r.followBatch(ctx, owner, id, follow, func(*keptBatch, *liveBatch) error {
-		return r.readResults(ctx, owner, id, max(after, 0), func(res *BatchResult) error {
+	return r.followBatch(ctx, owner, id, follow, func(_ *keptBatch, live *liveBatch) error {
+		last := int64(math.MaxInt64)
+		if live != nil {
+			last = live.lastSeq() // what is there beyond it may not survive yet
+		}
+		err := r.readResults(ctx, owner, id, max(after, 0), func(res *BatchResult) error {
+			if res.Seq > last {
+				return errSeen
+			}
 			after = res.Seq
 			return yield(*res)
 		})
+		if errors.Is(err, errSeen) {
+			return nil
+		}
+		return err
 	})
 }
 

@@ -54,6 +54,7 @@ type liveBatch struct {
 	broken             map[string]int // grader -> spoiled scorings in a row
 	cached             int            // the chunk that lines has, -1 for none
 	lines              []keptLine
+	together           bool // what is kept is synced at the end
 }
 
 func (r *Runner) liveBatch(owner, id string) *liveBatch {
@@ -278,6 +279,12 @@ func (b *liveBatch) queueLocked(m *member) {
 	b.todo = slices.Insert(b.todo, at, m)
 }
 
+func (b *liveBatch) unqueueLocked(m *member) {
+	if at, found := slices.BinarySearchFunc(b.todo, m, compareMembers); found {
+		b.todo = slices.Delete(b.todo, at, at+1)
+	}
+}
+
 // lineLocked reads a line's spec. Neighbours are taken one after another, so the chunk is
 // kept.
 func (b *liveBatch) lineLocked(ctx context.Context, m *member) (*keptLine, error) {
@@ -472,15 +479,17 @@ func (b *liveBatch) dropRest(ctx context.Context) error {
 		}
 	}
 	slices.SortStableFunc(rest, compareMembers)
-	for _, m := range rest {
-		if m.state != waiting { // its group was complete meanwhile
-			continue
+	return b.togetherLocked(ctx, func() error {
+		for _, m := range rest {
+			if m.state != waiting { // its group was complete meanwhile
+				continue
+			}
+			if err := b.dropLocked(ctx, m, deadlineEnd()); err != nil {
+				return err
+			}
 		}
-		if err := b.dropLocked(ctx, m, deadlineEnd()); err != nil {
-			return err
-		}
-	}
-	return b.decideAllLocked(ctx)
+		return b.decideAllLocked(ctx)
+	})
 }
 
 func deadlineEnd() End {

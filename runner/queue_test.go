@@ -40,7 +40,7 @@ func (b *bench) seal() {
 // group waits for the first complete group after a seq.
 func (b *bench) group(id string, after int64) runner.GroupResult {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
 	var got runner.GroupResult
 	enough := errors.New("enough")
@@ -57,7 +57,7 @@ func (b *bench) group(id string, after int64) runner.GroupResult {
 // until waits until the batch "q" is as the test wants it.
 func (b *bench) until(want func(runner.Batch) bool) runner.Batch {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
 	for {
 		now := b.batchNow("q")
@@ -625,7 +625,7 @@ func TestRewardThatTheClientCannotFindIsNull(t *testing.T) {
 		t.Errorf("causes %v after %d askings, want null by the client after 3", r.Causes, asked)
 	}
 	first.stop()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := b.Close(ctx); err != nil {
 		t.Fatal(err)
@@ -712,7 +712,7 @@ func TestQueueGoesOnAfterTheDaemon(t *testing.T) {
 		}
 	}
 	b.until(func(now runner.Batch) bool { return now.Done == 4 })
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := b.Close(ctx); err != nil {
 		t.Fatal(err)

@@ -41,7 +41,7 @@ func (r *Runner) noteWeights(ctx context.Context, owner, run, weights string) er
 		return badField("weights", "run %q has used %d weights", run, maxWeights)
 	}
 	list := append(slices.Clip(used.list), weights)
-	if err := r.putJSON(ctx, weightsDocuments, batchKey(owner, run), list); err != nil {
+	if err := r.putJSON(ctx, weightsDocuments, batchKey(owner, run), list, Synced); err != nil {
 		return err
 	}
 	used.at[weights] = len(used.list)

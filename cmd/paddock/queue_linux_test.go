@@ -117,7 +117,7 @@ func TestQueueGoesOnAfterTheDaemonWasKilled(t *testing.T) {
 	}
 	h.must(t, "batch", "resume", "q", "-d")
 	go func() { worked <- tr.work(t.Context(), "q") }()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	if err := c.GroupResults(ctx, "q", cursor, true, read); ctx.Err() != nil {
 		t.Fatalf("the groups did not come: %v, %d of %d", err, len(seen), groups)
