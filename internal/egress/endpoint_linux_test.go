@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -429,6 +430,7 @@ func TestTargets(t *testing.T) {
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte(completionAnswer), "application/json")
 	f.Add([]byte("data: {\"choices\": [{\"index\": 1, \"logprobs\": null}]}\n\ndata: [DONE]\n"), "text/event-stream")
+	f.Add([]byte("{\"model\x8c\": \"tiny\"}"), "application/json")
 	f.Add([]byte("\xff\x00"), "text/event-stream; charset=")
 	f.Fuzz(func(t *testing.T, body []byte, media string) {
 		k := &keeper{left: maxKept}
@@ -440,7 +442,7 @@ func FuzzAnswer(f *testing.F) {
 			t.Errorf("%d bytes are still taken", maxKept-k.left)
 		}
 		b, err := json.Marshal(out)
-		if err != nil || !json.Valid(b) {
+		if err != nil || !json.Valid(b) || !utf8.Valid(b) {
 			t.Errorf("an exchange that is no JSON: %v", err)
 		}
 	})

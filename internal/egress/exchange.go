@@ -155,7 +155,11 @@ func (x *exchange) finish() Exchange {
 
 // fill puts a body where it can be read as what it is.
 func (c *Content) fill(body []byte, media string) {
-	if len(body) == 0 {
+	switch {
+	case len(body) == 0:
+		return
+	case !utf8.Valid(body): // JSON's own reader lets it pass, and a line of it would be none
+		c.Base64 = body
 		return
 	}
 	if m, _, err := mime.ParseMediaType(media); err == nil && m == "text/event-stream" {
@@ -165,13 +169,10 @@ func (c *Content) fill(body []byte, media string) {
 		}
 	}
 	var compact bytes.Buffer
-	switch {
-	case json.Valid(body) && json.Compact(&compact, body) == nil:
+	if json.Valid(body) && json.Compact(&compact, body) == nil {
 		c.JSON = compact.Bytes()
-	case utf8.Valid(body):
+	} else {
 		c.Text = string(body)
-	default:
-		c.Base64 = body
 	}
 }
 
