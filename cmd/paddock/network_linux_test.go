@@ -447,3 +447,136 @@ func (h host) checkRecord(t *testing.T, id string) {
 		t.Error("the trajectory does not have the destinations")
 	}
 }
+
+// service is a model server of the trainer's, on a port and on a unix socket.
+func service(t *testing.T) (port, socket string, headers func() http.Header) {
+	t.Helper()
+	var mu sync.Mutex
+	var last http.Header
+	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		last = r.Header.Clone()
+		mu.Unlock()
+		b, _ := io.ReadAll(r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"choices": [{"index": 0, "text": %q, "token_ids": [3, 4, 5]}]}`, b)
+	})}
+	t.Cleanup(func() { _ = srv.Close() })
+	dir, err := os.MkdirTemp("", "pd") //nolint:usetesting // TempDir's names are too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	var lc net.ListenConfig
+	tcp, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	unixSocket, err := lc.Listen(t.Context(), "unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []net.Listener{tcp, unixSocket} {
+		go func() { _ = srv.Serve(l) }()
+	}
+	return tcp.Addr().String(), filepath.Join(dir, "s"), func() http.Header {
+		mu.Lock()
+		defer mu.Unlock()
+		return last
+	}
+}
+
+func TestEndpointsOfARealDaemon(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	d := h.serve(t)
+	h.must(t, "world", "build", "--busybox", "--name", "busybox")
+	port, socket, _ := service(t)
+	for _, policy := range []string{"default", "strict"} {
+		out := h.must(t, "run", "busybox", "--policy", policy, "--id", policy, "--endpoint", "model="+port, "--endpoint", "side-car=unix:"+socket+",port=8001", "--", "sh", "-c",
+			`wget -q -O - --post-data '{"prompt": "a"}' $PADDOCK_ENDPOINT_MODEL/v1/completions; echo; wget -q -O - --post-data b $PADDOCK_ENDPOINT_SIDE_CAR/; echo; echo $PADDOCK_ENDPOINT_SIDE_CAR; sed 1,2d /proc/net/dev | cut -d: -f1 | tr -d ' '`)
+		want := `{"choices": [{"index": 0, "text": "{\"prompt\": \"a\"}", "token_ids": [3, 4, 5]}]}
+{"choices": [{"index": 0, "text": "b", "token_ids": [3, 4, 5]}]}
+http://127.0.0.1:8001
+lo
+`
+		if out != want {
+			t.Errorf("%s: %s\nwant %s", policy, out, want)
+		}
+		lines := strings.Split(strings.TrimSpace(h.must(t, "episode", "exchanges", policy)), "\n")
+		if len(lines) != 2 {
+			t.Fatalf("%s: exchanges %q", policy, lines)
+		}
+		var x struct {
+			Seq        int
+			Endpoint   string
+			Request    struct{ JSON json.RawMessage }
+			Completion struct {
+				Choices []struct {
+					TokenIDs []int `json:"token_ids"`
+				}
+			}
+		}
+		if err := json.Unmarshal([]byte(lines[0]), &x); err != nil || x.Seq != 1 || x.Endpoint != "model" || string(x.Request.JSON) != `{"prompt":"a"}` ||
+			len(x.Completion.Choices) != 1 || !slices.Equal(x.Completion.Choices[0].TokenIDs, []int{3, 4, 5}) {
+			t.Errorf("%s: exchange %s, %v", policy, lines[0], err)
+		}
+		if shown := h.must(t, "episode", "show", policy); !strings.Contains(shown, "exchanges") || !strings.Contains(shown, "carried") {
+			t.Errorf("%s: shown as %s", policy, shown)
+		}
+	}
+	// The daemon's own socket would make the agent a client, with root's rights.
+	code, out, errs := h.paddock(t, nil, "run", "busybox", "--id", "own", "--endpoint", "d=unix:"+h.socket, "--", "sh", "-c", "wget -q -O - $PADDOCK_ENDPOINT_D/v1/episodes || sleep 100")
+	if code == 0 || out != "" {
+		t.Errorf("the daemon's own socket: exit code %d, %q %q", code, out, errs)
+	}
+	var ep api.Episode
+	if err := json.Unmarshal([]byte(h.must(t, "episode", "show", "own", "--json")), &ep); err != nil {
+		t.Fatal(err)
+	}
+	if end := ep.Last().End; end == nil || end.Cause != "client" || end.Step != "model" || ep.Valid {
+		t.Errorf("the daemon's own socket: end %+v", end)
+	}
+	for _, wrong := range []string{"model", "model=h:1,fast", "model=h:1,port=0"} {
+		if code, _, errs := h.paddock(t, nil, "run", "busybox", "--endpoint", wrong, "--", "true"); code != exitUsage || !strings.Contains(errs, "--endpoint") {
+			t.Errorf("--endpoint %s: exit code %d, %s", wrong, code, errs)
+		}
+	}
+	d.stop(t)
+	h.noStrays(t)
+}
+
+// TestSecretsOfARealDaemon: the header is on the request that the service gets, and its
+// value in nothing that a client, an agent or an operator's log shows.
+func TestSecretsOfARealDaemon(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	port, _, headers := service(t)
+	file := filepath.Join(t.TempDir(), "secrets.json")
+	text := fmt.Sprintf(`{"secrets": [{"name": "judge", "hosts": [%q], "header": "Authorization", "value": "Bearer hush-hush"}]}`, port)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := h.serve(t, "--secrets", file)
+	h.must(t, "world", "build", "--busybox", "--name", "busybox")
+	ask := fmt.Sprintf(`env; cat /proc/*/environ; printf 'GET http://%s/ HTTP/1.1\r\nHost: %[1]s\r\nAuthorization: mine\r\n\r\n' | nc 127.0.0.1 3128`, port)
+	out := h.must(t, "run", "busybox", "--id", "s", "--allow", port, "--secret", "judge", "--", "sh", "-c", ask)
+	if !strings.Contains(out, "200 OK") || !slices.Equal(headers()["Authorization"], []string{"Bearer hush-hush"}) {
+		t.Errorf("answer %q, the service got %q", out, headers()["Authorization"])
+	}
+	for what, text := range map[string]string{
+		"output": out, "episode": h.must(t, "episode", "show", "s", "--json"), "trajectory": h.must(t, "episode", "calls", "s"), "log": d.log.String(),
+	} {
+		if strings.Contains(text, "hush") {
+			t.Errorf("the secret is in the %s", what)
+		}
+	}
+	if code, _, errs := h.paddock(t, nil, "run", "busybox", "--allow", port, "--secret", "other", "--", "true"); code == 0 || !strings.Contains(errs, `no secret "other"`) {
+		t.Errorf("a secret that is not there: exit code %d, %s", code, errs)
+	}
+	if shown := h.must(t, "policy", "show", "networked-allowlist"); !strings.Contains(shown, "The one way out is a proxy for HTTP and CONNECT at 127.0.0.1:3128") {
+		t.Errorf("policy show: %s", shown)
+	}
+	d.stop(t)
+	h.noStrays(t)
+}
