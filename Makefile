@@ -13,7 +13,7 @@ TMPFS   := scripts/on-tmpfs.sh
 PKG     ?= ./...
 FUZZTIME ?= 20s
 # Packages that test-race tests; the others have few goroutines or only start processes.
-RACE    ?= ./runner/... ./daemon ./api ./sandbox/files ./policies ./internal/undo
+RACE    ?= ./runner/... ./daemon ./api ./sandbox/files ./policies ./internal/undo ./internal/egress
 # Packages that test-v2 tests; by default those of scripts/test-v2.packages.
 V2      ?=
 
