@@ -250,6 +250,7 @@ type GraderSpec struct {
 	OnNoVerdict *float64              `json:"on_no_verdict,omitempty" doc:"0 by default"`
 	Protected   []string              `json:"protected,omitempty"`
 	OnTamper    string                `json:"on_tamper,omitempty" doc:"report (default) or zero"`
+	Keep        []string              `json:"keep,omitempty" doc:"directories of the end state that the grader gets, all else being the world's; unset is all of it"`
 }
 
 // GraderFile is one file of a grader.

@@ -225,7 +225,7 @@ func graderSpec(in api.GraderSpec) runner.GraderSpec {
 	out := runner.GraderSpec{
 		Files: map[string]runner.GraderFile{}, Dir: in.Dir, Command: in.Command, Env: in.Env, User: in.User, Policy: in.Policy,
 		Limits: limits(in.Limits), Network: runner.NetworkSpec(in.Network), Verdict: in.Verdict, Mode: in.Mode, Boot: in.Boot, RewardRange: in.RewardRange,
-		OnNoVerdict: in.OnNoVerdict, Protected: in.Protected, OnTamper: in.OnTamper,
+		OnNoVerdict: in.OnNoVerdict, Protected: in.Protected, OnTamper: in.OnTamper, Keep: in.Keep,
 	}
 	for name, f := range in.Files {
 		out.Files[name] = runner.GraderFile(f)
@@ -237,7 +237,7 @@ func wireGrader(in runner.GraderSpec) api.GraderSpec {
 	out := api.GraderSpec{
 		Files: map[string]api.GraderFile{}, Dir: in.Dir, Command: in.Command, Env: in.Env, User: in.User, Policy: in.Policy,
 		Limits: wireLimits(in.Limits), Network: api.NetworkSpec(in.Network), Verdict: in.Verdict, Mode: in.Mode, Boot: in.Boot, RewardRange: in.RewardRange,
-		OnNoVerdict: in.OnNoVerdict, Protected: in.Protected, OnTamper: in.OnTamper,
+		OnNoVerdict: in.OnNoVerdict, Protected: in.Protected, OnTamper: in.OnTamper, Keep: in.Keep,
 	}
 	for name, f := range in.Files {
 		out.Files[name] = api.GraderFile(f)

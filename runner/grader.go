@@ -204,7 +204,7 @@ func checkGraderPaths(g *GraderSpec) error {
 			return badField("protected", "%q is not a clean absolute path", p)
 		}
 	}
-	return nil
+	return g.checkKeep()
 }
 
 // shortNames says whether every segment of a path is short enough for a file system.

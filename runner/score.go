@@ -74,7 +74,7 @@ func (r *Runner) scoreOne(ctx context.Context, in *EndState, digest string) Scor
 		return s
 	}
 	g := grading{r: r, in: in, digest: digest, spec: &spec}
-	s := g.settle(ctx)
+	s := g.score(ctx)
 	g.tamper(&s)
 	if s.Cause == Agent && s.Reward != nil && !slices.Contains(s.Flags, "no_verdict") {
 		r.cacheScore(ctx, key, s)
@@ -94,6 +94,22 @@ type grading struct {
 	spec   *GraderSpec
 	// network is what its sandbox reaches.
 	network PlanNetwork
+}
+
+// score settles the score on what the grader takes of the end state.
+func (g *grading) score(ctx context.Context) ScoreResult {
+	release, whole, err := g.takeKept(ctx)
+	if err != nil {
+		return platformScore("keep", err)
+	}
+	defer release()
+	if !whole {
+		return g.blame(ctx, ScoreResult{
+			Status: Limit, Cause: Agent, Step: "keep",
+			Evidence: []string{"the directories that the grader keeps hold more than was stored of the end state"},
+		})
+	}
+	return g.settle(ctx)
 }
 
 // settle runs the grader until there is a verdict or it is known who is to blame: a

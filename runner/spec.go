@@ -160,6 +160,10 @@ type GraderSpec struct {
 	// number is kept) or "zero".
 	Protected []string `json:"protected,omitempty"`
 	OnTamper  string   `json:"on_tamper,omitempty"`
+	// Keep are the directories of the end state that the grader gets; everything else in its
+	// tree is the world's. Empty is the whole end state. An end state whose bytes there were
+	// not all stored gives no verdict.
+	Keep []string `json:"keep,omitempty"`
 }
 
 // GraderFile is one file of a grader.
