@@ -68,7 +68,7 @@ func (s *Server) openSimulator(q *request, in api.SimulatorSpec) (api.Simulator,
 }
 
 func (s *Server) getSimulator(q *request, _ empty) (api.Simulator, error) {
-	m, err := s.sims.Get(q.owner(), q.PathValue("simulator"))
+	m, err := s.sims.Get(q.Context(), q.owner(), q.PathValue("simulator"))
 	if err != nil {
 		return api.Simulator{}, err
 	}
@@ -81,7 +81,7 @@ func (s *Server) openEnvs(q *request) error {
 	if !strings.EqualFold(q.Header.Get("Upgrade"), api.EnvsProtocol) {
 		return &api.Error{Kind: api.BadRequest, Field: "Upgrade", Detail: "this route is an upgrade to " + api.EnvsProtocol}
 	}
-	if _, err := s.sims.Get(q.owner(), q.PathValue("simulator")); err != nil {
+	if _, err := s.sims.Get(q.Context(), q.owner(), q.PathValue("simulator")); err != nil {
 		return err
 	}
 	conn, rw, err := http.NewResponseController(q.w).Hijack()

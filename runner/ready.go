@@ -64,23 +64,7 @@ func (r *Runner) KeepReady(ctx context.Context, owner string, spec EpisodeSpec, 
 	if n < 0 || n > MaxReady {
 		return Ready{}, badField("ready", "%d is not in 0 to %d", n, MaxReady)
 	}
-	if spec.Run == "" {
-		spec.Run = DefaultRun
-	}
-	if spec.ID == "" {
-		spec.ID = "ready"
-	}
-	if err := checkSpec(&spec); err != nil {
-		return Ready{}, err
-	}
-	if spec.Prepare == nil {
-		return Ready{}, badField("prepare", "is missing")
-	}
-	plan, world, pol, _, err := r.resolve(ctx, Key{Owner: owner, Run: spec.Run, ID: spec.ID}, spec)
-	if err != nil {
-		return Ready{}, err
-	}
-	name, err := shelfName(owner, &plan, pol, world)
+	plan, world, pol, name, err := r.readyPlan(ctx, owner, spec)
 	if err != nil {
 		return Ready{}, err
 	}
@@ -102,6 +86,48 @@ func (r *Runner) KeepReady(ctx context.Context, owner string, spec EpisodeSpec, 
 	r.ready.mu.Lock()
 	defer r.ready.mu.Unlock()
 	return Ready{Hello: hello, Wanted: s.want, Made: len(s.made)}, nil
+}
+
+// CountReady is how many sandboxes are ready for episodes like spec. Looking keeps none.
+func (r *Runner) CountReady(ctx context.Context, owner string, spec EpisodeSpec) (int, error) {
+	_, _, _, name, err := r.readyPlan(ctx, owner, spec)
+	if err != nil {
+		return 0, err
+	}
+	r.ready.mu.Lock()
+	defer r.ready.mu.Unlock()
+	if s := r.ready.shelves[name]; s != nil {
+		return len(s.made), nil
+	}
+	return 0, nil
+}
+
+// readyPlan is what sandboxes for episodes like spec are made from, and their shelf.
+func (r *Runner) readyPlan(ctx context.Context, owner string, spec EpisodeSpec) (Plan, overlay.World, *policies.Policy, string, error) {
+	fail := func(err error) (Plan, overlay.World, *policies.Policy, string, error) {
+		return Plan{}, overlay.World{}, nil, "", err
+	}
+	if spec.Run == "" {
+		spec.Run = DefaultRun
+	}
+	if spec.ID == "" {
+		spec.ID = "ready"
+	}
+	if err := checkSpec(&spec); err != nil {
+		return fail(err)
+	}
+	if spec.Prepare == nil {
+		return fail(badField("prepare", "is missing"))
+	}
+	plan, world, pol, _, err := r.resolve(ctx, Key{Owner: owner, Run: spec.Run, ID: spec.ID}, spec)
+	if err != nil {
+		return fail(err)
+	}
+	name, err := shelfName(owner, &plan, pol, world)
+	if err != nil {
+		return fail(err)
+	}
+	return plan, world, pol, name, nil
 }
 
 // shelfName covers everything that a ready sandbox is made from.

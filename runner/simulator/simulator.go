@@ -34,12 +34,13 @@ var shim string
 
 // Defaults of a Spec. The agent's clock of an environment runs while it is stepped, for
 // much longer altogether than that of other episodes; its sandbox does next to nothing
-// between two steps.
+// between two steps. Many that are started at once import together, so there is time.
 const (
 	DefaultReady  = 4
 	DefaultStepS  = 10
 	DefaultResetS = 60
 	DefaultAgentS = 3600
+	DefaultSetupS = 300
 	DefaultCPUs   = 0.01
 )
 
@@ -147,13 +148,17 @@ func (s *Service) Open(ctx context.Context, owner string, spec Spec, ready int) 
 	return o.Simulator, nil
 }
 
-// Get returns an open simulator by its id.
-func (s *Service) Get(owner, id string) (Simulator, error) {
+// Get returns an open simulator by its id, with how many of its sandboxes are ready now.
+func (s *Service) Get(ctx context.Context, owner, id string) (Simulator, error) {
 	o, err := s.get(owner, id)
 	if err != nil {
 		return Simulator{}, err
 	}
-	return o.Simulator, nil
+	m := o.Simulator
+	if m.Made, err = s.run.CountReady(ctx, owner, m.Spec.episode()); err != nil {
+		return Simulator{}, err
+	}
+	return m, nil
 }
 
 func (s *Service) get(owner, id string) (*opened, error) {
@@ -223,7 +228,7 @@ func (s *Spec) complete() error {
 		field string
 		v     *float64
 		def   float64
-	}{{"step_s", &s.StepS, DefaultStepS}, {"reset_s", &s.ResetS, DefaultResetS}, {"budgets/agent_s", &s.Budgets.AgentS, DefaultAgentS}, {"requests/cpus", &s.Requests.CPUs, DefaultCPUs}} {
+	}{{"step_s", &s.StepS, DefaultStepS}, {"reset_s", &s.ResetS, DefaultResetS}, {"budgets/agent_s", &s.Budgets.AgentS, DefaultAgentS}, {"budgets/setup_s", &s.Budgets.SetupS, DefaultSetupS}, {"requests/cpus", &s.Requests.CPUs, DefaultCPUs}} {
 		if *d.v == 0 {
 			*d.v = d.def
 		}
