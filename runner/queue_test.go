@@ -536,6 +536,53 @@ func TestCancelByPrefixGroupAndWeights(t *testing.T) {
 	}
 }
 
+// The order is that of the whole run, episodes outside of the batch included, and survives
+// the daemon. What was refused is no use.
+func TestWeightsAreOrderedByTheirFirstUse(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.finish(b.live("outside", withWeights("v1")))
+	b.queue(runner.BatchSpec{ID: "q"})
+	line := func(id, weights string) runner.BatchEpisode {
+		return b.line(id, "", byClient, nil, withWeights(weights))
+	}
+	b.add("q", line("c", "v3"), line("b", "v2"), line("a", "v1"))
+	bad := line("d", "v0")
+	bad.World = "nowhere"
+	if _, err := b.AddToBatch(t.Context(), owner, "q", 0, []runner.BatchEpisode{bad}); err == nil {
+		t.Error("a line of an unknown world was added")
+	}
+	if err := b.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.restart()
+	b.add("q", line("z", "v0"))
+	for _, c := range []struct {
+		before string
+		want   []string
+	}{{"v1", nil}, {"v3", []string{"a"}}, {"v2", []string{"a", "c"}}, {"v9", []string{"a", "b", "c", "z"}}} {
+		if _, _, err := b.CancelBatch(t.Context(), owner, "q", runner.BatchCancel{WeightsBefore: c.before}); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, r := range b.resultsNow("q") {
+			got = append(got, r.ID)
+		}
+		if slices.Sort(got); !slices.Equal(got, c.want) {
+			t.Errorf("before %s: %q, want %q", c.before, got, c.want)
+		}
+	}
+	// What is cancelled stays so, though it was cancelled while nothing ran.
+	if _, err := b.ResumeBatch(t.Context(), owner, "q", 0); err != nil {
+		t.Fatal(err)
+	}
+	b.seal()
+	b.follow("q", 4)
+	if now := b.batchNow("q"); now.State != runner.BatchDone || now.Causes["cancelled/client"] != 4 || now.GroupSeq != 4 {
+		t.Errorf("batch = %+v, want four cancelled lines and no more", now)
+	}
+}
+
 // resultsNow reads the results that are there.
 func (b *bench) resultsNow(id string) []runner.BatchResult {
 	b.t.Helper()

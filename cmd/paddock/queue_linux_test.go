@@ -70,13 +70,7 @@ func TestQueueGoesOnAfterTheDaemonWasKilled(t *testing.T) {
 	d := h.serve(t, "--inject-faults", "0.2:3")
 	h.must(t, "world", "build", "--busybox", "--name", "busybox")
 	c := api.NewClient(h.socket)
-	grader, err := c.PutGrader(t.Context(), api.GraderSpec{
-		Files:   map[string]api.GraderFile{"g.sh": {Bytes: []byte(`cat /tmp/reward >&"$PADDOCK_VERDICT_FD"`), Mode: 0o755}},
-		Command: []string{"sh", "/grader/g.sh"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	grader := rewardGrader(t, c)
 	h.must(t, "batch", "open", "--id", "q", "--run", "r", "--on-void", "refill:2", "--min-valid", "3")
 	const groups, size = 4, 4
 	var lines []api.BatchEpisode
@@ -193,4 +187,109 @@ func TestQueueOnTheCommandLine(t *testing.T) {
 			t.Errorf("%v: exit code %d, %q, %q; want %q in it", c.args, code, out, errs, c.want)
 		}
 	}
+}
+
+// With a share of the attempts failed on purpose, each group's mean and deviation are those
+// of its surviving members alone, and a void member is null and the platform's.
+func TestGroupsOfAFaultyBatchAreThoseOfTheSurvivors(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	d := h.serve(t, "--inject-faults", "0.1:11")
+	h.must(t, "world", "build", "--busybox", "--name", "busybox")
+	c := api.NewClient(h.socket)
+	grader := rewardGrader(t, c)
+	const groups, size = 6, 8
+	reward := func(n int) float64 { return float64(n*7%11) / 10 }
+	if _, err := c.CreateBatch(t.Context(), api.BatchSpec{ID: "b", Run: "r", Open: true}); err != nil {
+		t.Fatal(err)
+	}
+	var lines []api.BatchEpisode
+	for n := range groups * size {
+		line := queueLine(fmt.Sprintf("g%d/s%d", n/size, n%size), fmt.Sprintf("g%d", n/size), grader)
+		script := fmt.Sprintf(`echo '{"reward": %g}' > /tmp/reward`, reward(n))
+		line.Retries, line.Agent = 0, api.AgentSpec{Calls: []api.CallSpec{{Tool: "exec", Argv: []string{"sh", "-c", script}}}}
+		lines = append(lines, line)
+	}
+	if _, err := c.AddToBatch(t.Context(), "b", lines...); err != nil {
+		t.Fatal(err)
+	}
+	lost, seen := 0, 0
+	all := errors.New("all are there")
+	err := c.GroupResults(t.Context(), "b", 0, true, func(g api.GroupResult) error {
+		lost += survivors(t, g, func(id string) float64 {
+			var i, j int
+			if _, err := fmt.Sscanf(id, "g%d/s%d", &i, &j); err != nil {
+				t.Error(err)
+			}
+			return reward(i*size + j)
+		})
+		if seen++; seen == groups {
+			return all
+		}
+		return nil
+	})
+	if !errors.Is(err, all) || lost == 0 || lost > groups*size/2 {
+		t.Errorf("%d of %d groups, %d members lost, %v; want some lost", seen, groups, lost, err)
+	}
+	// A daemon that is stopped does not wait for who follows or works for an open queue.
+	followed := make(chan error, 2)
+	go func() { followed <- c.GroupResults(t.Context(), "b", groups, true, nil) }()
+	go func() { followed <- c.Work(t.Context(), "b", "", 0, nil) }()
+	for clients := 0; clients == 0; {
+		b, err := c.Batch(t.Context(), "b")
+		if err != nil {
+			t.Fatal(err)
+		}
+		clients = b.Clients
+	}
+	d.stop(t)
+	for range 2 {
+		<-followed // either way: the batch no longer runs, or the daemon is gone
+	}
+	h.serve(t)
+	if b, err := c.Batch(t.Context(), "b"); err != nil || b.State != "interrupted" || b.Sealed || b.GroupSeq != groups {
+		t.Errorf("after the stop: %+v, %v; want it interrupted and open", b, err)
+	}
+}
+
+// survivors checks a group against its valid members, taken alone, and counts the others.
+func survivors(t *testing.T, g api.GroupResult, reward func(id string) float64) (lost int) {
+	t.Helper()
+	var sum, square, n float64
+	for i, r := range g.Results {
+		if r.Reward == nil {
+			if lost++; r.Cause != "platform" || g.Rewards[i] != nil {
+				t.Errorf("%s is void by the %s, reward %v", r.ID, r.Cause, g.Rewards[i])
+			}
+			continue
+		}
+		if *r.Reward != reward(r.ID) || *g.Rewards[i] != *r.Reward || g.IDs[i] != r.ID {
+			t.Errorf("%s has reward %v, want %v", r.ID, *r.Reward, reward(r.ID))
+		}
+		sum += *r.Reward
+		n++
+	}
+	mean := sum / n
+	for _, r := range g.Results {
+		if r.Reward != nil {
+			square += (*r.Reward - mean) * (*r.Reward - mean)
+		}
+	}
+	if std := math.Sqrt(square / n); *g.Mean != mean || *g.Std != std || g.Valid != int(n) || g.Void != lost {
+		t.Errorf("%s: mean %v, std %v of %d; want %v, %v of %v", g.Group.Group, *g.Mean, *g.Std, g.Valid, mean, std, n)
+	}
+	return lost
+}
+
+// rewardGrader gives the reward that the agent wrote down: never a good grader.
+func rewardGrader(t *testing.T, c *api.Client) string {
+	t.Helper()
+	grader, err := c.PutGrader(t.Context(), api.GraderSpec{
+		Files:   map[string]api.GraderFile{"g.sh": {Bytes: []byte(`cat /tmp/reward >&"$PADDOCK_VERDICT_FD"`), Mode: 0o755}},
+		Command: []string{"sh", "/grader/g.sh"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return grader
 }
