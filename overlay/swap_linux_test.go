@@ -2,73 +2,167 @@ package overlay_test
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/paddock-run/paddock/overlay"
 )
 
+// swapperVariable makes this test binary, run again, the attacker of the directory it names.
+const swapperVariable = "PADDOCK_OVERLAY_SWAPPER"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(swapperVariable); dir != "" {
+		os.Exit(swap(dir))
+	}
+	os.Exit(m.Run())
+}
+
+// swapForms are what the attacker puts in each other's place.
+var swapForms = []string{"file", "link", "dir", "out", "fifo", "deep"}
+
+// swap exchanges what is at dir/at with one form after another until standard input ends. It
+// prints how many exchanges the kernel made, once there are enough and at the end.
+func swap(dir string) int {
+	over := make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		close(over)
+	}()
+	at := filepath.Join(dir, "at")
+	for done, enough := 0, false; ; {
+		for _, form := range swapForms {
+			if unix.Renameat2(unix.AT_FDCWD, filepath.Join(dir, "side", form), unix.AT_FDCWD, at, unix.RENAME_EXCHANGE) == nil {
+				done++
+			}
+		}
+		if done >= wantSwaps && !enough {
+			enough = true
+			_, _ = fmt.Println(done)
+		}
+		select {
+		case <-over:
+			_, _ = fmt.Println(done)
+			return 0
+		default:
+		}
+	}
+}
+
+const (
+	// wantSwaps and wantCaptures are the least that must happen at the same time.
+	wantSwaps    = 100_000
+	wantCaptures = 500
+)
+
+// X-F03: another process swaps a file, directories, links that lead out and a FIFO 100,000
+// times while the tree is captured. What is captured was in the tree, every time.
 func TestCaptureIsNeverLedToTheHostBySwaps(t *testing.T) {
 	t.Parallel()
 	f := testWorld(t, map[string]string{"f": "1"})
 	host, upper := t.TempDir(), t.TempDir()
-	side := filepath.Join(upper, "side")
-	must(t, os.Mkdir(side, 0o755))
-	must(t, os.WriteFile(filepath.Join(host, "x"), []byte("secret of the host"), 0o600))
-	forms := []string{"file", "link", "dir", "out", "fifo"}
-	must(t, os.WriteFile(filepath.Join(side, "file"), []byte("agent"), 0o600))
-	must(t, os.Symlink(filepath.Join(host, "x"), filepath.Join(side, "link")))
-	must(t, os.Mkdir(filepath.Join(side, "dir"), 0o700))
-	must(t, os.WriteFile(filepath.Join(side, "dir/x"), []byte("agent"), 0o600))
-	must(t, os.Symlink(host, filepath.Join(side, "out")))
-	must(t, unix.Mkfifo(filepath.Join(side, "fifo"), 0o600))
-	stop, done := make(chan struct{}), make(chan int)
+	targets := hostileForms(t, host, upper)
+	attacker := exec.CommandContext(t.Context(), "/proc/self/exe")
+	attacker.Env = append(os.Environ(), swapperVariable+"="+upper)
+	attacker.Stderr = os.Stderr
+	in, err := attacker.StdinPipe()
+	must(t, err)
+	out, err := attacker.StdoutPipe()
+	must(t, err)
+	must(t, attacker.Start())
+	counted := bufio.NewReader(out)
+	enough := make(chan struct{})
 	go func() {
-		n := 0
-		for at := filepath.Join(upper, "at"); ; n++ {
-			select {
-			case <-stop:
-				done <- n
-				return
-			default:
-			}
-			from := filepath.Join(side, forms[n%len(forms)])
-			_ = os.Rename(from, at)
-			_ = os.Rename(at, from)
-		}
+		defer close(enough)
+		_, _ = counted.ReadString('\n')
 	}()
 	dir, err := os.Open(upper)
 	must(t, err)
 	defer dir.Close()
-	secret := fmt.Sprintf("%x", sha256.Sum256([]byte("secret of the host")))
-	pack := filepath.Join(t.TempDir(), "pack")
-	for range 10_000 {
-		c, err := f.Capture(t.Context(), overlay.CaptureInput{Upper: dir})
+	contents := map[string]bool{"": true}
+	for _, text := range inTree {
+		contents[fmt.Sprintf("%x", sha256.Sum256([]byte(text)))] = true
+	}
+	whole := 0
+	for began := time.Now(); (whole < wantCaptures || !closed(enough)) && time.Since(began) < 5*time.Minute; {
+		pack := filepath.Join(t.TempDir(), "pack")
+		c, err := f.Capture(t.Context(), overlay.CaptureInput{Upper: dir, Pack: pack})
 		// A capture of a tree that moves may end in an error; it may not lead elsewhere.
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EXDEV) && !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Error(err)
+		switch {
+		case err == nil:
+			whole++
+		case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EXDEV) && !errors.Is(err, io.ErrUnexpectedEOF):
+			t.Fatal(err)
 		}
 		for _, ch := range c.Changes {
-			if ch.SHA256 == secret {
-				t.Errorf("%s is the host's file", ch.Path)
+			if !contents[ch.SHA256] || (ch.Target != "" && !targets[ch.Target]) {
+				t.Fatalf("%s is %q of %s, which was never in the tree", ch.Path, ch.Target, ch.SHA256)
 			}
 		}
+		if kept, err := os.ReadFile(pack); err == nil && bytes.Contains(kept, []byte(secret)) {
+			t.Fatal("the host's file is in a pack")
+		}
 	}
-	close(stop)
-	if n := <-done; n < 1000 {
-		t.Errorf("only %d swaps", n)
-	}
-	_, err = f.Capture(t.Context(), overlay.CaptureInput{Upper: dir, Pack: pack})
+	must(t, in.Close())
+	<-enough
+	last, err := counted.ReadString('\n')
 	must(t, err)
+	must(t, attacker.Wait())
+	swaps, err := strconv.Atoi(strings.TrimSpace(last))
+	must(t, err)
+	t.Logf("%d swaps beside %d whole captures", swaps, whole)
+	if swaps < wantSwaps || whole < wantCaptures {
+		t.Errorf("%d swaps beside %d whole captures, want at least %d and %d", swaps, whole, wantSwaps, wantCaptures)
+	}
+	_, err = f.Capture(t.Context(), overlay.CaptureInput{Upper: dir, Pack: filepath.Join(t.TempDir(), "pack")})
+	must(t, err)
+}
+
+func closed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+const secret = "secret of the host"
+
+// inTree are the contents of all files that the attacker has.
+var inTree = []string{"agent's file", "agent's x", "agent's deep x", "at first"}
+
+// hostileForms fills an upper and the host that it is after, and returns the links' targets.
+func hostileForms(t *testing.T, host, upper string) map[string]bool {
+	t.Helper()
+	side := filepath.Join(upper, "side")
+	must(t, os.MkdirAll(filepath.Join(side, "dir"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(side, "deep/dir"), 0o755))
+	must(t, os.Mkdir(filepath.Join(host, "dir"), 0o755))
+	for p, text := range map[string]string{
+		filepath.Join(host, "x"): secret, filepath.Join(host, "dir/x"): secret,
+		filepath.Join(side, "file"): inTree[0], filepath.Join(side, "dir/x"): inTree[1], filepath.Join(side, "deep/dir/x"): inTree[2],
+		filepath.Join(upper, "at"): inTree[3],
+	} {
+		must(t, os.WriteFile(p, []byte(text), 0o600))
+	}
+	must(t, os.Symlink(filepath.Join(host, "x"), filepath.Join(side, "link")))
+	must(t, os.Symlink(host, filepath.Join(side, "out")))
+	must(t, unix.Mkfifo(filepath.Join(side, "fifo"), 0o600))
+	return map[string]bool{host: true, filepath.Join(host, "x"): true}
 }
 
 func TestDeepPathHidesNothingElse(t *testing.T) {
