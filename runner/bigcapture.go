@@ -17,8 +17,10 @@ const (
 	// bigCapture is from how many entries on a capture waits for its turn: a list of
 	// hundreds of thousands takes the daemon some 200 MB while it is made and written.
 	bigCapture = 20_000
+	// largeCapture is from how many bytes on it waits, too: hashing them takes the CPUs.
+	largeCapture = 32 << 20
 	// bigCaptures is how many of them are made at a time, whatever the number of agents
-	// that fill their disks with empty files.
+	// that fill their disks.
 	bigCaptures = 2
 )
 
@@ -26,13 +28,16 @@ const (
 // changes that the attempt's graders look at, as it is held until the last has ended.
 func (a *attempt) captureUpper(ctx context.Context) (overlay.Capture, error) {
 	upper := a.sb.Upper()
-	big := usedInodes(upper) > bigCapture
-	if big {
+	inodes, bytes := used(upper)
+	big := inodes > bigCapture
+	if big || bytes > largeCapture {
 		release, err := a.r.captures.acquire(ctx)
 		if err != nil {
 			return overlay.Capture{}, err
 		}
 		defer release()
+	}
+	if big {
 		defer debug.FreeOSMemory()
 	}
 	c, err := a.fork.Capture(ctx, overlay.CaptureInput{Upper: upper, HostID: a.ids.HostID, Pack: filepath.Join(a.dir, packFile)})
@@ -91,12 +96,12 @@ func tamperings(changes []overlay.Change, protected []string) []overlay.Change {
 	return found
 }
 
-// usedInodes is how many inodes the file system of an upper directory has; 0 where that
-// cannot be known.
-func usedInodes(upper *os.File) uint64 {
+// used is how many inodes and bytes the file system of an upper directory has; zeros where
+// that cannot be known.
+func used(upper *os.File) (inodes, bytes uint64) {
 	var st unix.Statfs_t
 	if upper == nil || unix.Fstatfs(int(upper.Fd()), &st) != nil {
-		return 0
+		return 0, 0
 	}
-	return st.Files - min(st.Ffree, st.Files)
+	return st.Files - min(st.Ffree, st.Files), (st.Blocks - min(st.Bfree, st.Blocks)) * uint64(max(st.Bsize, 0)) //nolint:gosec // not negative
 }

@@ -242,7 +242,7 @@ func (a *attempt) note(text string) {
 // captureEnd reads the end state. There is none after a platform's fault or of an attempt
 // that never was live.
 func (a *attempt) captureEnd(ctx context.Context, end *End) *EndState {
-	if a.sb == nil || end.Cause == Platform || a.rec.Ready.IsZero() {
+	if a.sb == nil || end.Cause == Platform || end.discard || a.rec.Ready.IsZero() {
 		return nil
 	}
 	c, err := a.captureUpper(ctx)

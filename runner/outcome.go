@@ -51,6 +51,8 @@ type End struct {
 	Reason string `json:"reason,omitempty"`
 	// Exit is set when the agent was one command.
 	Exit *sandbox.Exit `json:"-"`
+	// discard says that nobody will ask for what was left.
+	discard bool
 }
 
 // ScoreResult is what one grader said about one end state.

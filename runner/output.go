@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"hash"
 	"io"
+	"runtime"
 	"sync"
 )
 
@@ -20,6 +21,12 @@ func outputCap(asked int64) int {
 	}
 	return int(min(asked, MaxOutput))
 }
+
+// floodBytes is up to where a stream is hashed as it comes. What a program floods beyond it
+// is hashed in few lanes, so that the daemon always has a CPU for who asks little.
+const floodBytes = 4 << 20
+
+var floodLanes = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
 
 // collector keeps the head and the tail of a stream, hashes all of it and copies it on.
 // It never fails and never blocks on what it keeps, so a program cannot be stopped by
@@ -44,7 +51,13 @@ func newCollector(limit int, copyTo io.Writer, count func(int)) *collector {
 func (c *collector) Write(p []byte) (int, error) {
 	n := len(p)
 	c.mu.Lock()
-	c.sum.Write(p)
+	if c.total > floodBytes {
+		floodLanes <- struct{}{}
+		c.sum.Write(p)
+		<-floodLanes
+	} else {
+		c.sum.Write(p)
+	}
 	c.total += int64(n)
 	c.keep(p)
 	to := c.copyTo

@@ -347,7 +347,7 @@ func (r *Runner) Delete(ctx context.Context, key Key) error {
 	}
 	defer unlock()
 	if a := r.liveOf(key); a != nil {
-		a.ask(End{Status: Cancelled, Cause: Client, Reason: "deleted"})
+		a.ask(End{Status: Cancelled, Cause: Client, Reason: "deleted", discard: true})
 		select {
 		case <-a.over:
 		case <-ctx.Done():

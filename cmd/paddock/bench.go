@@ -34,6 +34,7 @@ func benchCommand(c *cli) *cobra.Command {
 	flags.StringVar(&o.root, "root", "", "directory for the bench's store, removed again (default on a tmpfs)")
 	flags.StringVar(&o.goJudge, "go-judge", "", "URL of a go-judge to measure beside, such as http://127.0.0.1:5050")
 	flags.StringVar(&o.docker, "docker", "", "the Docker Engine's URL; else $DOCKER_HOST, else the default socket")
+	cmd.AddCommand(benchHostile(c))
 	return cmd
 }
 

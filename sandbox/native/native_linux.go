@@ -366,6 +366,7 @@ func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a st
 		slots: &slots{tree: l.tree, name: spec.Name}, done: make(chan struct{}), calls: map[uint32]*process{},
 		rlimits: rlimits(spec.OCI), listeners: listeners,
 	}
+	s.hog = &hog{tree: l.tree, name: spec.Name, leftovers: s.slots.populated}
 	s.files = files.ForSpec(s.root, spec.IDs, spec.OCI)
 	if a.Attached {
 		s.release = func() error { return p.conn.send(request{ID: r.ID, Release: true}) }

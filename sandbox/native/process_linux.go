@@ -59,6 +59,7 @@ func (p *process) killSlot() int {
 // slot, so this repeats until the main process is gone; what stays longer than the
 // patience is stuck in the kernel and ends with the sandbox.
 func (p *process) end() {
+	p.s.hog.die()
 	patience := time.NewTimer(killPatience)
 	defer patience.Stop()
 	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
@@ -104,6 +105,7 @@ func (s *Sandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Proce
 		return notStarted{failed}, nil
 	}
 	p.began = time.Now()
+	s.hog.begin()
 	p.run()
 	return p, nil
 }
@@ -420,6 +422,7 @@ func (p *process) Wait() sandbox.Exit {
 	}
 	p.settle(&e, bounded, wall)
 	p.releaseSlot()
+	p.s.hog.end(e.Leftover > 0 && !bounded)
 	return e
 }
 

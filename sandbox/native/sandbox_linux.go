@@ -38,6 +38,7 @@ type Sandbox struct {
 	guest   *conn
 	files   *files.Tree
 	slots   *slots
+	hog     *hog
 	rlimits []guest.Rlimit
 	// listeners are in the sandbox's network namespace.
 	listeners []net.Listener
@@ -271,6 +272,7 @@ func (s *Sandbox) Stop(ctx context.Context) error {
 		return s.provenGone()
 	default:
 	}
+	s.hog.close()
 	s.killGuest()
 	if s.l.tree.unified == "" {
 		s.l.tree.killAll(s.name)

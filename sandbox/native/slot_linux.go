@@ -236,6 +236,18 @@ func closeAll(files []*os.File) {
 }
 
 // all are the slots that no call holds.
+// populated says whether an ended call left processes.
+func (s *slots) populated() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sl := range s.free {
+		if !sl.quiet && sl.population() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 func (s *slots) all() []*slot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
