@@ -23,6 +23,7 @@ const (
 	UnknownTool      Kind = "unknown_tool"
 	UnknownGrader    Kind = "unknown_grader"
 	UnknownUser      Kind = "unknown_user"
+	UnknownDataset   Kind = "unknown_dataset"
 	NoTool           Kind = "no_tool" // the world lacks a tool of the language
 	RefusedByPolicy  Kind = "refused_by_policy"
 	BadRecipe        Kind = "bad_recipe"

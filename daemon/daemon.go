@@ -26,6 +26,7 @@ import (
 	"github.com/paddock-run/paddock/daemon/fusion"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/dataset"
 	"github.com/paddock-run/paddock/runner/judge"
 	"github.com/paddock-run/paddock/runner/simulator"
 )
@@ -58,8 +59,10 @@ type Config struct {
 	// Judge judges code; JudgeWorld is the world of requests that name none.
 	Judge      *judge.Judge
 	JudgeWorld string
-	Host       policies.Host
-	Log        *slog.Logger
+	// Datasets keeps sets of problems.
+	Datasets *dataset.Store
+	Host     policies.Host
+	Log      *slog.Logger
 	// MaxConns caps open connections; 0 is DefaultMaxConns. Half as many again may come from
 	// other hosts.
 	MaxConns int
@@ -88,6 +91,7 @@ type Server struct {
 
 	// fusion answers /run_code and its kin.
 	fusion *fusion.Handler
+	scorer *dataset.Scorer
 
 	// remote is nil where nothing listens for other hosts.
 	remote *remote
@@ -109,6 +113,7 @@ func New(cfg Config) (*Server, error) {
 	s.ending, s.end = context.WithCancelCause(context.Background())
 	s.metrics.watch(cfg.Runner.Capacity)
 	s.fusion = fusion.New(cfg.Judge, cfg.JudgeWorld, cfg.Log)
+	s.scorer = dataset.NewScorer(cfg.Datasets, s.runTests)
 	s.routes = routes()
 	doc, err := api.Document(cfg.Version, operations(s.routes))
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/paddock-run/paddock/api"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/dataset"
 	"github.com/paddock-run/paddock/runner/judge"
 	"github.com/paddock-run/paddock/runner/record"
 )
@@ -71,6 +72,9 @@ func serve(tb testing.TB, change func(*Config)) *front {
 		}
 	}
 	cfg.Judge, cfg.JudgeWorld = judge.New(cfg.Runner, cfg.Log), world
+	if cfg.Datasets, err = dataset.Open(tb.TempDir()); err != nil {
+		tb.Fatal(err)
+	}
 	s, err := New(cfg)
 	if err != nil {
 		tb.Fatal(err)

@@ -25,7 +25,7 @@ func statusOf(kind api.Kind) int {
 		return http.StatusRequestEntityTooLarge
 	case api.UnsupportedMedia:
 		return http.StatusUnsupportedMediaType
-	case api.RegistryNotFound, api.NotFound, api.RouteNotFound, api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader:
+	case api.RegistryNotFound, api.NotFound, api.RouteNotFound, api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownDataset:
 		return http.StatusNotFound
 	case api.MethodNotAllowed:
 		return http.StatusMethodNotAllowed

@@ -45,7 +45,9 @@ const (
 	// callBody leaves room for stdin or a file's content in base64; larger ones come raw.
 	callBody = 64 << 20
 	bigBody  = 128 << 20
-	rawBody  = 1 << 40
+	// datasetBody is a data set's file.
+	datasetBody = 512 << 20
+	rawBody     = 1 << 40
 )
 
 // request is one request on its way.

@@ -14,12 +14,13 @@ const (
 	graderPath  = "/v1/graders/{grader}"
 	simPath     = "/v1/simulators/{simulator}"
 	worldPath   = "/v1/worlds/{world}"
+	datasetPath = "/v1/datasets/{dataset}"
 )
 
 // routes is the one table of what the daemon serves.
 func routes() []route {
 	var all []route
-	for _, part := range [][]route{metaRoutes(), worldRoutes(), runRoutes(), episodeRoutes(), endRoutes(), recordRoutes(), scoreRoutes(), batchRoutes(), judgeRoutes(), simulatorRoutes()} {
+	for _, part := range [][]route{metaRoutes(), worldRoutes(), runRoutes(), episodeRoutes(), endRoutes(), recordRoutes(), scoreRoutes(), batchRoutes(), judgeRoutes(), datasetRoutes(), simulatorRoutes()} {
 		all = append(all, part...)
 	}
 	return all
@@ -201,5 +202,25 @@ func simulatorRoutes() []route {
 			missing, may(api.UnknownGrader, api.Fenced, api.SpecConflict, api.AttemptsExhausted, api.OverCapacity, api.EpisodeEnded, api.Superseded,
 				api.InUse, api.WrongState, api.WorldUnhealthy, api.UnknownWorld, api.UnknownPolicy, api.Corrupt),
 			header("Upgrade", api.EnvsProtocol), gives(reflect.TypeFor[api.EnvReply](), api.MediaStream), status(http.StatusSwitchingProtocols)),
+	}
+}
+
+func datasetRoutes() []route {
+	missing := may(api.UnknownDataset, api.Corrupt)
+	return []route{
+		raw("POST", "/v1/datasets", "putDataset", "Keep a file's problems; its name is the digest of its canonical form", (*Server).putDataset,
+			body(datasetBody), takes(nil, api.MediaBytes, api.MediaJSON, api.MediaStream), gives(reflect.TypeFor[api.Dataset](), api.MediaJSON),
+			param("format", "string", "jsonl (default), json, csv or parquet"), param("name", "string", "a name to point at it"),
+			param("id", "string", "the column of ids, id by default"), param("prompt", "string", "the column of prompts"),
+			param("answer", "string", "the column of answers"), param("tests", "string", "the column of tests")),
+		typed("GET", "/v1/datasets", "listDatasets", "List the data sets", (*Server).listDatasets, draining, missing),
+		typed("GET", datasetPath, "getDataset", "A data set by digest or name", (*Server).getDataset, draining, missing),
+		typed("DELETE", datasetPath, "removeDataset", "Remove a data set and its names", (*Server).removeDataset, draining, missing),
+		typed("GET", datasetPath+"/sample", "sampleDataset", "The problems of an iteration: a function of these parameters alone", (*Server).sampleDataset, draining, missing,
+			param("iteration", "integer", "from 0"), param("n", "integer", "problems of one iteration"), param("seed", "integer", "of the orders"),
+			param("order", "string", "shuffle (default: each epoch in an order of its own) or rotate")),
+		raw("POST", "/v1/scores", "scoreItems", "Score completions; with Accept: application/x-ndjson scores come as they are found", (*Server).scoreItems,
+			body(bigBody), takes(reflect.TypeFor[api.ScoreItems](), api.MediaJSON), gives(reflect.TypeFor[api.ItemScores](), api.MediaJSON, api.MediaStream),
+			missing, may(api.UnknownWorld, api.NoTool, api.OverCapacity)),
 	}
 }

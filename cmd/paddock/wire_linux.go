@@ -14,6 +14,7 @@ import (
 	"github.com/paddock-run/paddock/internal/egress"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/dataset"
 	"github.com/paddock-run/paddock/runner/judge"
 	"github.com/paddock-run/paddock/runner/record"
 	"github.com/paddock-run/paddock/sandbox"
@@ -103,6 +104,9 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 func (o serveOptions) listen(ctx context.Context, cfg daemon.Config) (*stack, error) {
 	var err error
 	if cfg.Tenants, err = o.tenantsByUID(); err != nil {
+		return nil, err
+	}
+	if cfg.Datasets, err = dataset.Open(filepath.Join(o.root, "datasets")); err != nil {
 		return nil, err
 	}
 	server, err := daemon.New(cfg)
