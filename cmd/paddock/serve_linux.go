@@ -37,6 +37,7 @@ type serveOptions struct {
 	maxConns                  int
 	judgeWorld, runCode       string
 	drain                     time.Duration
+	profiles                  string
 	stock                     runner.Stock
 	disk                      diskOptions
 }
@@ -77,6 +78,7 @@ func serveCommand(c *cli) *cobra.Command {
 	f.BoolVar(&o.disk.unlimited, "i-want-no-disk-limits", false, "must go with --disk none, which lets any episode fill the store's disk")
 	f.StringVar(&o.judgeWorld, "judge-world", "judge", "world of judgements that name none, and of /run_code")
 	f.StringVar(&o.runCode, "run-code-port", "", "loopback ADDRESS:PORT that serves SandboxFusion's /run_code to every user of this host")
+	f.StringVar(&o.profiles, "pprof", "", "unix socket, of root alone, at which to serve /debug/pprof; off by default")
 	f.DurationVar(&o.drain, "drain-timeout", 30*time.Second, "how long live episodes may take to end after a signal")
 	return cmd
 }
@@ -112,7 +114,13 @@ func (o serveOptions) serve(ctx context.Context, errs io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.run(ctx, o, log), s.close())
+	stop := func() error { return nil }
+	if o.profiles != "" {
+		if stop, err = serveProfiles(ctx, o.profiles); err != nil {
+			return errors.Join(err, s.runner.Close(ctx), s.close())
+		}
+	}
+	return errors.Join(s.run(ctx, o, log), stop(), s.close())
 }
 
 // enterPrivate starts this program again, as the same process, in a mount namespace of its
