@@ -194,7 +194,9 @@ func (r *Runner) loadBook(ctx context.Context, kept *keptBatch) (*book, error) {
 	k := newBook(&kept.Spec, kept.Batch.Sealed)
 	if err := r.readLines(ctx, kept, func(n, chunk int, line *keptLine) {
 		m := k.enter(n, chunk, line)
-		m.client = m.client || clientGraded(kept.Graders)
+		if kept.Batch.Of != "" { // nobody plays there: only its own graders may need the client
+			m.client = clientGraded(kept.Graders)
+		}
 	}); err != nil {
 		return nil, err
 	}

@@ -728,6 +728,26 @@ func TestScoreBatchAsksTheClient(t *testing.T) {
 	wantKind(t, err, runner.KindNotLive)
 }
 
+// Nobody reads the new batch's work: that a client played the lines does not matter.
+func TestScoreBatchOfPlayedLinesNeedsNoClient(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.queue(runner.BatchSpec{ID: "q"})
+	c := b.client("q", 0, b.playMark(always("0.5")))
+	b.add("q", b.line("a", "g", byClient, b.graderOf(sayMark)), b.line("b", "g", byClient, b.graderOf(sayMark)))
+	b.group("q", 0)
+	b.seal()
+	b.follow("q", 0)
+	<-c.done
+	again, err := b.ScoreBatch(t.Context(), owner, "q", graded(b.graderOf(sayOne)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g := b.group(again.ID, 0); *g.Mean != 1 || g.Valid != 2 {
+		t.Errorf("group = %+v", g)
+	}
+}
+
 // What was done is done, what the daemon's end cut short is made again, and groups and
 // their cursor are as before.
 func TestQueueGoesOnAfterTheDaemon(t *testing.T) {
