@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +73,12 @@ class Daemon:
                 self._process.wait(20)
             except subprocess.TimeoutExpired:
                 self.kill()
+
+    def strays(self) -> list[Any]:
+        """What it left on this host and does not own."""
+        command = [BINARY, "audit", "--json", "--root", str(self.dir / "store"), "--socket", self.socket]
+        said = subprocess.run(command, capture_output=True, text=True)
+        return list(json.loads(said.stdout)["strays"])
 
     def close(self) -> None:
         self.stop()

@@ -48,7 +48,7 @@ def test_a_batch_gives_results_groups_and_scores_again(
     assert (batch.info.state, batch.info.valid, batch.info.total) == ("done", 5, 5)
 
     fair = client.grader(["sh", "-c", 'echo "{\\"reward\\": 0.5}" >&3'], {"x": b""})
-    again = batch.rescore(fair)
+    again = paddock.rescore(batch, fair)
     assert again.id != batch.id
     assert [r.reward for r in again.results()] == [0.5] * 5
     assert again.refresh().of == batch.id

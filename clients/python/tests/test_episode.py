@@ -228,6 +228,20 @@ def test_scores_and_client_rewards(
     assert (info.last.scores[0].source, info.last.scores[0].metrics) == ("client", {"turns": 3})
 
 
+def test_forks_go_on_from_the_files_and_part(client: paddock.Client, world: paddock.World) -> None:
+    with client.create(world) as ep:
+        ep.write("/tmp/a", "before")
+        forks = ep.fork(2)
+        assert [f.id for f in forks] == [f"{ep.id}.f0", f"{ep.id}.f1"]
+        assert forks[0].sample_seed != forks[1].sample_seed
+        for f in forks:
+            assert f.read("/tmp/a").text == "before"
+            f.write("/tmp/a", f.id)
+            f.finish()
+        assert ep.read("/tmp/a").text == "before"
+        ep.finish()
+
+
 def test_pause_stops_and_resume_goes_on(ep: paddock.Episode) -> None:
     assert ep.pause().state == "paused"
     assert ep.resume().state == "live"

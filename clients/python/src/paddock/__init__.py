@@ -27,7 +27,7 @@ from ._function import WorldCall, WorldFunction, world
 from ._graders import Judge
 from ._local import Local, local
 from ._queue import GroupResult, Member, Queue
-from ._sync import Batch, CallStream, Client, Episode, Run, Session, Worlds, connect, run
+from ._sync import Batch, CallStream, Client, Episode, Run, Session, Worlds, connect, rescore, run
 from ._types import (
     Agent,
     Attempt,
@@ -132,6 +132,7 @@ __all__ = [
     "advantages",
     "connect",
     "local",
+    "rescore",
     "run",
     "world",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
+from ._graders import PendingGrader, kept
 from ._http import STREAM, segment
 from ._types import BatchInfo, BatchResult, GraderRef, Group, decode, graders_wire
 
@@ -63,9 +64,9 @@ class Batch:
         """Cancel what has not ended."""
         return await self._update("/cancel", {"reason": reason})
 
-    async def rescore(self, *graders: GraderRef) -> Batch:
+    async def rescore(self, *graders: GraderRef | PendingGrader) -> Batch:
         """Score every end state with other graders, as a new batch; no agent runs."""
-        body = {"graders": graders_wire(graders)}
+        body = {"graders": graders_wire(await kept(graders))}
         answer = await self._scope.json("POST", f"{self._path}/scores", json_body=body)
         return Batch(self._scope, decode(BatchInfo, answer))
 

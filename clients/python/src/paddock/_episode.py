@@ -386,6 +386,19 @@ class Episode:
         await response.copy(to)
         return b""
 
+    async def fork(self, n: int | Sequence[str]) -> tuple[Episode, ...]:
+        """Episodes that go on from this live one's files, under ids of theirs or ``ID.f0`` on.
+
+        They have its spec and environment seed, and sample seeds of their own. Processes are
+        not taken along. Asked for again, the same ids are the same episodes.
+        """
+        ids = [f"{self.id}.f{i}" for i in range(n)] if isinstance(n, int) else list(n)
+        answer = await self._json("POST", "/fork", json_body={"ids": ids, "attempt": self.attempt})
+        return tuple(
+            Episode(self._scope, decode(EpisodeInfo, e["episode"]), bool(e["kept"]))
+            for e in answer["episodes"]
+        )
+
     # The end.
 
     async def finish(self, answer: Any = None, payload: Any = None) -> EpisodeInfo:

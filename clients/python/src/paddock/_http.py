@@ -160,6 +160,9 @@ class Transport(abc.ABC):
                     raise
                 await self.sleep(min(max(e.retry_after, 0.05), 30.0) * random.uniform(0.75, 1.25))
 
+    async def json(self, method: str, path: str, **options: Any) -> Any:
+        return await (await self.request(method, path, **options)).json()
+
 
 class Explained:
     """Makes errors of the connection Unavailable."""

@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ._batch import Batch
 from ._episode import Episode
 from ._errors import (
     BadRequest,
@@ -251,6 +252,21 @@ class Queue:
         }
         self._order(_Order("/cancel", {k: v for k, v in body.items() if v}))
 
+    async def batch(self) -> Batch:
+        """The daemon's batch behind it."""
+        await self.flush()
+        return Batch(self._run, decode(BatchInfo, await self._run.json("GET", self._path)))
+
+    async def rescore(self, *graders: GraderRef | PendingGrader) -> Batch:
+        """Seal the queue, wait for its end, and score every end state again; no agent runs.
+
+        The episodes stay as they are; the scores are the new batch's.
+        """
+        self.seal()
+        batch = await self.batch()
+        await self._or_failed(batch.wait())
+        return await batch.rescore(*graders)
+
     async def flush(self) -> None:
         """Wait until what was ordered so far is with the daemon."""
         done = asyncio.get_running_loop().create_future()
@@ -390,7 +406,8 @@ class Queue:
         info = decode(BatchInfo, await self._run.json("POST", "/v1/batches", json_body=self._body))
         if info.state not in ("running", "done"):
             await self._run.json("POST", f"{self._path}/resume")
-        self._background.append(asyncio.create_task(self._guarded(self._work())))
+        if info.state != "done":
+            self._background.append(asyncio.create_task(self._guarded(self._work())))
         while True:
             await self._ordered.wait()
             if not self._orders:

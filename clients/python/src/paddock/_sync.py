@@ -6,12 +6,12 @@ import functools
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from . import _asyncio, _batch, _client, _episode, _worlds
+from . import _asyncio, _batch, _client, _episode, _queue, _worlds
 from ._blocking import Transport, done, each
 from ._client import RunDefaults, check_version
-from ._graders import GraderFiles
+from ._graders import GraderFiles, PendingGrader
 from ._http import socket_path
 from ._types import (
     Attempt,
@@ -138,6 +138,10 @@ class Episode(_Face[_episode.Episode]):
     changes = _run(_episode.Episode.changes)
     trajectory = _run(_episode.Episode.trajectory)
     payload = _run(_episode.Episode.payload)
+
+    def fork(self, n: int | Sequence[str]) -> tuple[Episode, ...]:
+        """Episodes that go on from this live one's files, under ids of theirs or ``ID.f0`` on."""
+        return tuple(Episode(e) for e in done(self._core.fork(n)))
 
     def __repr__(self) -> str:
         return repr(self._core)
@@ -378,6 +382,27 @@ class Run(_Scope[_client.Run]):
 
     async def __aexit__(self, *_: object) -> None:
         await self._entered.__aexit__()
+
+
+@overload
+def rescore(batch: Batch, *graders: GraderRef) -> Batch: ...
+
+
+@overload
+def rescore(
+    batch: _batch.Batch | _queue.Queue, *graders: GraderRef | PendingGrader
+) -> Coroutine[Any, Any, _batch.Batch]: ...
+
+
+def rescore(
+    batch: Batch | _batch.Batch | _queue.Queue, *graders: Any
+) -> Batch | Coroutine[Any, Any, _batch.Batch]:
+    """Score every end state of a batch or queue with other graders, as a new batch.
+
+    No agent runs, and the episodes stay as they are. A queue is sealed for it. What belongs to
+    asyncio is awaited.
+    """
+    return batch.rescore(*graders)
 
 
 def connect(socket: str | os.PathLike[str] | None = None) -> Client:
