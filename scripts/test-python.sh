@@ -14,7 +14,8 @@ if [ ! -e "$venv/ready" ]; then
   touch "$venv/ready"
 fi
 
-"$venv/bin/ruff" format --check .
-"$venv/bin/ruff" check .
+sources=(. ../../examples/*.py)
+"$venv/bin/ruff" format --config pyproject.toml --check "${sources[@]}"
+"$venv/bin/ruff" check --config pyproject.toml "${sources[@]}"
 "$venv/bin/mypy"
 PYTHONPATH=src "$venv/bin/pytest" "$@"
