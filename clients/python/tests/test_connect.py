@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Daemon
@@ -161,3 +162,49 @@ def test_bad_input_is_refused_by_name(client: paddock.Client, world: paddock.Wor
         client.create(world, input=float("nan"))
     with pytest.raises(paddock.NotFound):
         client.episode("nobody")
+
+
+@pytest.mark.parametrize(
+    ("does", "field"),
+    [
+        (lambda ep: ep.exec(42), "/command"),
+        (lambda ep: ep.exec(["echo", 3]), "/command"),
+        (lambda ep: ep.exec("cat", stdin=3), "/stdin"),
+        (lambda ep: ep.exec("true", timeout=-1), "timeout_s"),
+        (lambda ep: ep.exec("true", leftovers="maybe"), "leftovers"),
+        (lambda ep: ep.exec("true", seq=-1), "seq"),
+        (lambda ep: ep.write("/tmp/a", 5), "/content"),
+        (lambda ep: ep.score("sha256:none"), "graders"),
+        (lambda ep: ep.finish(answer=float("nan")), ""),
+        (lambda ep: ep.finish(answer=object()), ""),
+        (lambda ep: ep.fork(0), "ids"),
+    ],
+)
+def test_each_bad_argument_is_refused_and_nothing_is_lost(
+    ep: paddock.Episode, does: Callable[[Any], object], field: str
+) -> None:
+    with pytest.raises((paddock.BadRequest, paddock.NotFound)) as e:
+        does(ep)
+    assert field in e.value.field
+    assert ep.exec("echo on").stdout == "on\n"
+
+
+def test_bad_runs_worlds_and_graders_are_each_told(
+    client: paddock.Client, world: paddock.World, tmp_path: Path
+) -> None:
+    for does, says in (
+        (lambda: client.create(42), "want a world"),
+        (lambda: client.run("no/such name"), "name"),
+        (lambda: client.run("none", resume="resume"), "none"),
+        (lambda: client.run("bad-default", speed=3), "speed is no default"),
+        (lambda: client.grader(tmp_path), "exactly one of grade"),
+        (lambda: client.grader("/nowhere"), "exactly one of grade"),
+        (lambda: client.grader(["sh"]), "the grader has none"),
+        (lambda: client.worlds.build(dir="/nowhere/at/all"), "/nowhere"),
+        (lambda: client.worlds.get("atlantis"), "atlantis"),
+        (lambda: client.get_batch("none"), "none"),
+    ):
+        with pytest.raises((paddock.BadRequest, paddock.NotFound), match=says):
+            does()  # type: ignore[no-untyped-call]
+    with pytest.raises(TypeError, match="socket"):
+        client.worlds.build(base=world, config=paddock.WorldConfig(), socket=1)  # type: ignore[call-arg]

@@ -292,3 +292,59 @@ def test_a_ttl_lease_when_asked(client: paddock.Client, world: paddock.World) ->
     with client.create(world, ttl=600) as ep:
         assert ep.info.lease.kind == "ttl"
         assert ep.keepalive().lease.deadline is not None
+
+
+def numbers(ep: paddock.Episode) -> list[int]:
+    return [call["seq"] for call in ep.trajectory()]
+
+
+def test_calls_are_numbered_by_the_handle_that_made_the_attempt(
+    client: paddock.Client, world: paddock.World
+) -> None:
+    with client.create(world) as ep:
+        ep.exec("true")
+        ep.upload(b"", "/tmp")
+        with ep.stream("true"):
+            pass
+        ep.download("/etc")
+        with ep.session() as shell:
+            shell.run("true")
+        ep.finish()
+    assert numbers(ep) == sorted(set(numbers(ep)))
+    assert len(numbers(ep)) == 7
+
+
+def test_several_handles_of_one_episode_do_not_take_each_others_answers(
+    client: paddock.Client, world: paddock.World
+) -> None:
+    with client.create(world) as ep:
+        other = pickle.loads(pickle.dumps(ep))
+        attached = client.episode(ep.id)
+        for handle in (other, ep, attached, ep, other, ep):
+            r = handle.exec("echo x >> /tmp/n; wc -l < /tmp/n")
+            assert not r.kept
+        assert r.stdout.strip() == "6", "each call was made"
+        ep.finish()
+    assert len(numbers(ep)) == 6
+
+
+def test_a_call_whose_connection_breaks_off_is_made_once(
+    client: paddock.Client, world: paddock.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client.create(world) as ep:
+        transport = ep._core.transport
+        once, broken = transport.once, []
+
+        async def breaks(*args: Any) -> Any:
+            answer = await once(*args)
+            if args[1].endswith("/calls") and not broken:
+                broken.append(args)
+                answer.close()
+                raise paddock.Unavailable("connection_lost", "cut")
+            return answer
+
+        monkeypatch.setattr(transport, "once", breaks)
+        r = ep.exec("echo x >> /tmp/n; wc -l < /tmp/n")
+        assert broken
+        assert (r.stdout.strip(), r.kept) == ("1", True)
+        ep.finish()
