@@ -86,6 +86,11 @@ bench-hostile: build ## 216 hostile episodes beside 20 ordinary ones: results mu
 	@$(SETUP) test
 	@bin/paddock bench hostile
 
+.PHONY: bench-import
+bench-import: build ## import of a 200 MB image beside GNU tar, on an ext4 with a journal
+	@$(SETUP) test
+	@$(TMPFS) scripts/bench-import.sh
+
 .PHONY: lint
 lint: guest ## go vet and golangci-lint with the import walls
 	@$(SETUP) lint

@@ -216,7 +216,7 @@ func TestAnImagesConfigHoldsForEveryCall(t *testing.T) {
 	}
 	config := `"User":"appuser","WorkingDir":"/srv/app","Env":["APP_X=1","PATH=/opt/b:/bin"],"Entrypoint":["/bin/sh","-c","echo entry >/tmp/ran"],"Cmd":["x"]`
 	archive := filepath.Join(t.TempDir(), "image.tar")
-	if err := os.WriteFile(archive, dockerArchive(t, layer.Bytes(), config), 0o644); err != nil {
+	if err := os.WriteFile(archive, dockerArchive(t, config, layer.Bytes()), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	h.must(t, "world", "import", archive, "--name", "app")
@@ -258,13 +258,9 @@ func TestTheEntrypointRunsWhenAskedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var layer bytes.Buffer
-	tw := tar.NewWriter(&layer)
-	if err := errors.Join(tw.WriteHeader(&tar.Header{Name: "bin/busybox", Mode: 0o755, Size: int64(len(base))}), second(tw.Write(base)), tw.Close()); err != nil {
-		t.Fatal(err)
-	}
+	layer := tarOf(t, map[string]string{"bin/busybox": string(base)})
 	archive := filepath.Join(t.TempDir(), "image.tar")
-	if err := os.WriteFile(archive, dockerArchive(t, layer.Bytes(), `"Entrypoint":["/bin/busybox","echo"],"Cmd":["from","cmd"]`), 0o644); err != nil {
+	if err := os.WriteFile(archive, dockerArchive(t, `"Entrypoint":["/bin/busybox","echo"],"Cmd":["from","cmd"]`, layer), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	h.must(t, "world", "import", archive, "--name", "app")
@@ -291,17 +287,37 @@ func session(t *testing.T, h host, id, text string) string {
 	return h.must(t, "episode", "call", id, "--session", "main", "--", text)
 }
 
-// dockerArchive is an image of one layer as `docker save` wrote it before version 25.
-func dockerArchive(t *testing.T, layer []byte, config string) []byte {
+// dockerArchive is an image as `docker save` wrote it before version 25.
+func dockerArchive(t *testing.T, config string, layers ...[]byte) []byte {
 	t.Helper()
-	image := fmt.Appendf(nil, `{"architecture":%q,"os":"linux","config":{%s},"rootfs":{"type":"layers","diff_ids":["sha256:%x"]}}`, runtime.GOARCH, config, sha256.Sum256(layer))
 	var out bytes.Buffer
 	tw := tar.NewWriter(&out)
-	for _, f := range []struct {
-		name string
-		data []byte
-	}{{"config.json", image}, {"l/layer.tar", layer}, {"manifest.json", []byte(`[{"Config":"config.json","RepoTags":["app:1"],"Layers":["l/layer.tar"]}]`)}} {
-		if err := errors.Join(tw.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.data))}), second(tw.Write(f.data))); err != nil {
+	add := func(name string, data []byte) {
+		if err := errors.Join(tw.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data))}), second(tw.Write(data))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var diffIDs, names []string
+	for i, l := range layers {
+		diffIDs = append(diffIDs, fmt.Sprintf(`"sha256:%x"`, sha256.Sum256(l)))
+		names = append(names, fmt.Sprintf(`"%d/layer.tar"`, i))
+		add(fmt.Sprintf("%d/layer.tar", i), l)
+	}
+	add("config.json", fmt.Appendf(nil, `{"architecture":%q,"os":"linux","config":{%s},"rootfs":{"type":"layers","diff_ids":[%s]}}`, runtime.GOARCH, config, strings.Join(diffIDs, ",")))
+	add("manifest.json", fmt.Appendf(nil, `[{"Config":"config.json","RepoTags":["app:1"],"Layers":[%s]}]`, strings.Join(names, ",")))
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// tarOf is a tar of files that everybody may run.
+func tarOf(t *testing.T, files map[string]string) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	tw := tar.NewWriter(&out)
+	for name, text := range files {
+		if err := errors.Join(tw.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(text))}), second(tw.Write([]byte(text)))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -309,4 +325,37 @@ func dockerArchive(t *testing.T, layer []byte, config string) []byte {
 		t.Fatal(err)
 	}
 	return out.Bytes()
+}
+
+// I18: a world of many layers runs episodes like any other, and its capture is right.
+func TestWorldsOfManyLayersRun(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.serve(t)
+	busybox, err := os.ReadFile(need.Busybox(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{300, 480} {
+		layers := [][]byte{tarOf(t, map[string]string{"bin/busybox": string(busybox)})}
+		for i := 1; i < n; i++ {
+			layers = append(layers, tarOf(t, map[string]string{"last": fmt.Sprint(i), fmt.Sprintf("d/f%d", i): ""}))
+		}
+		archive := filepath.Join(t.TempDir(), "image.tar")
+		if err := os.WriteFile(archive, dockerArchive(t, "", layers...), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		name := fmt.Sprintf("deep:%d", n)
+		h.must(t, "world", "import", archive, "--name", name)
+		id := fmt.Sprint("e", n)
+		h.must(t, "episode", "create", name, "--id", id)
+		script := "/bin/busybox cat /last; echo; /bin/busybox ls /d | /bin/busybox wc -l; echo x >/d/new; /bin/busybox rm /d/f1"
+		if out := h.must(t, "episode", "call", id, "--user", "0", "--", "/bin/busybox", "sh", "-c", script); out != fmt.Sprintf("%d\n%d\n", n-1, n-1) {
+			t.Errorf("%d layers: %q", n, out)
+		}
+		h.must(t, "episode", "finish", id)
+		if out := h.must(t, "episode", "diff", id); !strings.Contains(out, "/d/new") || !strings.Contains(out, "/d/f1") || strings.Contains(out, "/d/f2\n") {
+			t.Errorf("%d layers: the capture is %q", n, out)
+		}
+	}
 }
