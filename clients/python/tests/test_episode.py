@@ -333,7 +333,8 @@ def test_a_call_whose_connection_breaks_off_is_made_once(
 ) -> None:
     with client.create(world) as ep:
         transport = ep._core.transport
-        once, broken = transport.once, []
+        once = transport.once
+        broken: list[Any] = []
 
         async def breaks(*args: Any) -> Any:
             answer = await once(*args)
