@@ -28,7 +28,7 @@ type Destination struct {
 	Endpoint  string `json:"endpoint,omitempty" doc:"the endpoint that was used; unset for the proxy"`
 	Address   string `json:"address,omitempty" doc:"the one that was dialled"`
 	Method    string `json:"method,omitempty"`
-	Verdict   string `json:"verdict" doc:"allowed, host_refused, port_refused, address_refused, bad_request, unresolved, unreachable, budget_requests, budget_bytes, budget_time, carried, endpoint_down or endpoint_broken"`
+	Verdict   string `json:"verdict" doc:"allowed, host_refused, port_refused, address_refused, bad_request, unresolved, unreachable, budget_requests, budget_bytes, budget_time, carried, endpoint_down, endpoint_busy or endpoint_broken"`
 	Count     int64  `json:"count"`
 	BytesUp   int64  `json:"bytes_up,omitempty"`
 	BytesDown int64  `json:"bytes_down,omitempty"`

@@ -25,8 +25,8 @@ type ExchangesSummary struct {
 	// Bytes is the length of the file, Dropped the number that it has no room for.
 	Bytes   int64 `json:"bytes"`
 	Dropped int64 `json:"dropped,omitempty"`
-	// Broken is the number that the service gave no whole answer to, or one that says that
-	// it failed (5xx): a reward after such may not be the agent's own doing alone.
+	// Broken is the number that the service was not there or too busy for, gave no whole
+	// answer to, or one that says that it failed (5xx): a reward after such may not be the agent's own doing alone.
 	Broken int64 `json:"broken,omitempty"`
 }
 

@@ -116,8 +116,10 @@ const (
 const (
 	// Carried: the service took the connection.
 	Carried Verdict = "carried"
-	// Down: it did not, though it was tried again.
+	// Down: nobody is there to take it, though it was tried again.
 	Down Verdict = "endpoint_down"
+	// Busy: it was not taken in time, or the host has no room for it. Floods bring that about.
+	Busy Verdict = "endpoint_busy"
 	// Broken: it took the connection and gave no whole answer.
 	Broken Verdict = "endpoint_broken"
 )
@@ -139,7 +141,7 @@ var statuses = map[Verdict]string{
 	HostRefused: "403 Forbidden", PortRefused: "403 Forbidden", AddressRefused: "403 Forbidden",
 	BadRequest: "400 Bad Request", Unresolved: "502 Bad Gateway", Unreachable: "502 Bad Gateway",
 	BudgetRequests: "429 Too Many Requests", BudgetBytes: "429 Too Many Requests", BudgetTime: "504 Gateway Timeout",
-	Down: "502 Bad Gateway", Broken: "502 Bad Gateway",
+	Busy: "503 Service Unavailable", Down: "502 Bad Gateway", Broken: "502 Bad Gateway",
 }
 
 // answer is the whole response to a request that is not served.

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -26,9 +28,10 @@ type Endpoint struct {
 	// Record gets every exchange when it is over; nil records nothing. It is called from
 	// many goroutines.
 	Record func(Exchange)
-	// Down is called when the target could not be connected to, though it was tried again
-	// for as long as Patience. That is never a program's doing: it cannot keep a target from
-	// taking connections, of which the sandbox has few. Nil is nobody.
+	// Down is called when nobody is there at the target, though it was tried again for as
+	// long as Patience: its port is closed, its socket or name does not exist. That is no
+	// program's doing. A target that only takes no connection in time is Busy, for which a
+	// flood is enough, and Down is not called. Nil is nobody.
 	Down func(detail string)
 	// Patience is unset DefaultPatience.
 	Patience time.Duration
@@ -40,7 +43,7 @@ const DefaultPatience = 10 * time.Second
 
 // EndpointLimits bound an endpoint of a sandbox. Answers of a model may be long in coming.
 var EndpointLimits = Limits{
-	Requests: 1 << 20, PerSecond: 200, Connections: 8, BytesUp: 16 << 30, BytesDown: 64 << 30, HeadBytes: 64 << 10,
+	Requests: 1 << 20, PerSecond: 100, Connections: 8, BytesUp: 16 << 30, BytesDown: 64 << 30, HeadBytes: 64 << 10,
 	Idle: 30 * time.Minute, Life: 2 * time.Hour,
 }
 
@@ -86,14 +89,32 @@ func (d *Door) reach(ctx context.Context, seen *Seen, cut func()) (*metered, Tar
 		d.ledger.add(*seen)
 		return d.budget.meter(ctx, out, func() { _ = out.Close(); cut() }), to, nil
 	}
-	no := refuse(Down, "the endpoint %s is down: %v", d.e.Name, err)
-	seen.Verdict = Down
+	no := refuse(Busy, "the endpoint %s takes no connection: %v", d.e.Name, err)
+	if absent(err) {
+		no = refuse(Down, "the endpoint %s is down: %v", d.e.Name, err)
+	}
+	seen.Verdict = no.verdict
 	d.ledger.add(*seen)
 	// A sandbox that ends while its request waits is no sign that the target is down.
-	if d.e.Down != nil && ctx.Err() == nil {
+	if no.verdict == Down && d.e.Down != nil && ctx.Err() == nil {
 		d.e.Down(fmt.Sprintf("%s leads to %s: %v", d.e.Name, to, err))
 	}
 	return nil, to, no
+}
+
+// absences are what the kernel says where nobody serves a target, whatever a sandbox does.
+var absences = []error{
+	syscall.ECONNREFUSED, syscall.ENOENT, syscall.ENOTDIR, syscall.EACCES, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN,
+	errOwnSocket,
+}
+
+// absent tells a target that is not there from one that has no time, or a host that has no
+// room: a sandbox can fill a queue, a table of descriptors or of ports.
+func absent(err error) bool {
+	if dns, ok := errors.AsType[*net.DNSError](err); ok {
+		return dns.IsNotFound
+	}
+	return slices.ContainsFunc(absences, func(a error) bool { return errors.Is(err, a) })
 }
 
 // connect tries the target, ever more patiently.

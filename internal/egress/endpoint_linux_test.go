@@ -200,6 +200,33 @@ func TestADownTargetIsTheClients(t *testing.T) {
 	}
 }
 
+// TestAFloodIsNoDownTarget: a queue that is full, a host out of ports or descriptors, is what
+// an agent can bring about, and then its sample would be void.
+func TestAFloodIsNoDownTarget(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want Verdict
+	}{
+		{os.ErrDeadlineExceeded, Busy},
+		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", unix.ETIMEDOUT)}, Busy},
+		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", unix.EAGAIN)}, Busy},
+		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", unix.EADDRNOTAVAIL)}, Busy},
+		{&net.OpError{Op: "dial", Err: os.NewSyscallError("socket", unix.EMFILE)}, Busy},
+		{&net.DNSError{Err: "i/o timeout", IsTimeout: true}, Busy},
+		{&net.DNSError{Err: "no such host", IsNotFound: true}, Down},
+		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", unix.ECONNREFUSED)}, Down},
+		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", unix.EHOSTUNREACH)}, Down},
+	} {
+		d := newDoor(t, "some.test:80")
+		d.host.Dialer = dialFunc(func(context.Context, string, string) (net.Conn, error) { return nil, c.err })
+		status, body := d.post(t, "/", "x")
+		all, _ := d.ledger.All()
+		if (len(d.downs()) == 1) != (c.want == Down) || status/100 != 5 || !strings.Contains(body, string(c.want)) || len(all) != 1 || all[0].Verdict != c.want {
+			t.Errorf("%v: down %q, answer %d %q, ledger %+v", c.err, d.downs(), status, body, all)
+		}
+	}
+}
+
 func TestATargetThatStartsAnewIsWaitedFor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	d := newDoor(t, "unix:"+path, func(e *Endpoint) { e.Patience = time.Minute })

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -14,6 +15,10 @@ type Target struct {
 
 // maxSocketPath is what a socket's name may have.
 const maxSocketPath = 107
+
+// errOwnSocket says that a target is a socket of this very process: there, the daemon would
+// be taken for its own client, with its own rights.
+var errOwnSocket = errors.New("that is a socket of the daemon's own")
 
 // ParseTarget reads unix:/PATH or HOST:PORT. HOST is looked up by the host's own resolver and
 // may be anything that the daemon reaches: it is the client that names it, never a sandbox.

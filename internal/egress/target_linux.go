@@ -13,10 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errOwnSocket says that a target is a socket of this very process: there, the daemon would
-// be taken for its own client, with its own rights.
-var errOwnSocket = errors.New("that is a socket of the daemon's own")
-
 // connect connects to a target with the rights of a user of the host.
 func (h *Host) connect(ctx context.Context, t Target, uid uint32) (net.Conn, error) {
 	if t.network != "unix" {
