@@ -59,7 +59,7 @@ type Config struct {
 	// Judge judges code; JudgeWorld is the world of requests that name none.
 	Judge      *judge.Judge
 	JudgeWorld string
-	// Datasets keeps sets of problems.
+	// Datasets keeps root's sets of problems, and below them those of each other tenant.
 	Datasets *dataset.Store
 	Host     policies.Host
 	Log      *slog.Logger
@@ -91,7 +91,6 @@ type Server struct {
 
 	// fusion answers /run_code and its kin.
 	fusion *fusion.Handler
-	scorer *dataset.Scorer
 
 	// remote is nil where nothing listens for other hosts.
 	remote *remote
@@ -99,6 +98,7 @@ type Server struct {
 	mu          sync.Mutex
 	conns       *listener
 	remoteConns net.Listener
+	problems    map[string]problems // by tenant
 }
 
 // errStopping is the cause of streams ended by Shutdown.
@@ -113,7 +113,7 @@ func New(cfg Config) (*Server, error) {
 	s.ending, s.end = context.WithCancelCause(context.Background())
 	s.metrics.watch(cfg.Runner.Capacity)
 	s.fusion = fusion.New(cfg.Judge, cfg.JudgeWorld, cfg.Log)
-	s.scorer = dataset.NewScorer(cfg.Datasets, s.runTests)
+	s.problems = map[string]problems{}
 	s.routes = routes()
 	doc, err := api.Document(cfg.Version, operations(s.routes))
 	if err != nil {

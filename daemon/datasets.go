@@ -27,25 +27,41 @@ func (s *Server) putDataset(q *request) error {
 		return &api.Error{Kind: api.TooLarge, Detail: fmt.Sprintf("the file has more than %d bytes", q.route.maxBody)}
 	}
 	c := dataset.Columns{ID: q.query.text("id"), Prompt: q.query.text("prompt"), Answer: q.query.text("answer"), Tests: q.query.text("tests")}
-	info, err := s.cfg.Datasets.Put(data, q.query.text("format"), c, q.query.text("name"))
+	sets, err := s.problemsOf(q.owner())
+	if err != nil {
+		return err
+	}
+	info, err := sets.store.Put(data, q.query.text("format"), c, q.query.text("name"))
 	if err != nil {
 		return err
 	}
 	return q.answer(api.Dataset(info))
 }
 
-func (s *Server) listDatasets(*request, empty) (api.Datasets, error) {
-	list, err := s.cfg.Datasets.List()
+func (s *Server) listDatasets(q *request, _ empty) (api.Datasets, error) {
+	sets, err := s.problemsOf(q.owner())
+	if err != nil {
+		return api.Datasets{}, err
+	}
+	list, err := sets.store.List()
 	return api.Datasets{Datasets: notNil(mapAll(list, func(i dataset.Info) api.Dataset { return api.Dataset(i) }))}, err
 }
 
 func (s *Server) getDataset(q *request, _ empty) (api.Dataset, error) {
-	info, err := s.cfg.Datasets.Info(q.PathValue("dataset"))
+	sets, err := s.problemsOf(q.owner())
+	if err != nil {
+		return api.Dataset{}, err
+	}
+	info, err := sets.store.Info(q.PathValue("dataset"))
 	return api.Dataset(info), err
 }
 
 func (s *Server) removeDataset(q *request, _ empty) (empty, error) {
-	return empty{}, s.cfg.Datasets.Remove(q.PathValue("dataset"))
+	sets, err := s.problemsOf(q.owner())
+	if err != nil {
+		return empty{}, err
+	}
+	return empty{}, sets.store.Remove(q.PathValue("dataset"))
 }
 
 func (s *Server) sampleDataset(q *request, _ empty) (api.Sample, error) {
@@ -56,7 +72,11 @@ func (s *Server) sampleDataset(q *request, _ empty) (api.Sample, error) {
 	if q.query.err != nil {
 		return api.Sample{}, q.query.err
 	}
-	set, err := s.cfg.Datasets.Get(q.PathValue("dataset"))
+	sets, err := s.problemsOf(q.owner())
+	if err != nil {
+		return api.Sample{}, err
+	}
+	set, err := sets.store.Get(q.PathValue("dataset"))
 	if err != nil {
 		return api.Sample{}, err
 	}
@@ -81,15 +101,19 @@ func (s *Server) scoreItems(q *request) error {
 	for _, e := range in.Extract {
 		spec.Extract = append(spec.Extract, dataset.Extract{Kind: e.Kind, Tag: e.Tag, Marker: e.Marker, Pattern: e.Pattern, Language: e.Language})
 	}
+	sets, err := s.problemsOf(q.owner())
+	if err != nil {
+		return err
+	}
 	if !strings.Contains(q.Header.Get("Accept"), api.MediaStream) {
 		out := api.ItemScores{Scores: make([]api.ItemScore, len(in.Items))}
-		if err := s.scorer.Score(q.Context(), spec, func(one dataset.Score) { out.Scores[one.Index] = api.ItemScore(one) }); err != nil {
+		if err := sets.scorer.Score(q.Context(), spec, func(one dataset.Score) { out.Scores[one.Index] = api.ItemScore(one) }); err != nil {
 			return err
 		}
 		return q.answer(out)
 	}
 	out := &lazyStream{q: q}
-	err := s.scorer.Score(q.Context(), spec, func(one dataset.Score) {
+	err = sets.scorer.Score(q.Context(), spec, func(one dataset.Score) {
 		wire := api.ItemScore(one)
 		_ = out.send(api.ItemScoreEvent{Score: &wire})
 	})
@@ -109,7 +133,7 @@ const completionMark = "{{completion}}"
 
 // runTests judges code by a problem's tests: a JudgeSpec whose code, when it has any, holds
 // completionMark.
-func (s *Server) runTests(ctx context.Context, tests json.RawMessage, code string) (*float64, string, error) {
+func (s *Server) runTests(ctx context.Context, owner string, tests json.RawMessage, code string) (*float64, string, error) {
 	var in api.JudgeSpec
 	if err := decode(tests, &in); err != nil {
 		if p, ok := errors.AsType[*api.Error](err); ok {
@@ -122,6 +146,9 @@ func (s *Server) runTests(ctx context.Context, tests json.RawMessage, code strin
 	}
 	in.Code = strings.ReplaceAll(in.Code, completionMark, code)
 	in.Keep = -1
+	if err := s.ownWorld(ctx, owner, &in); err != nil {
+		return nil, "", err
+	}
 	spec, err := s.judgeSpec(&in)
 	if err != nil {
 		return nil, "", err

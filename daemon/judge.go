@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -16,12 +17,8 @@ func (s *Server) judge(q *request) error {
 	if err := decodeBody(q.Request, q.route.maxBody, &in); err != nil {
 		return err
 	}
-	if in.World != "" {
-		w, err := s.run.World(q.Context(), q.owner(), in.World)
-		if err != nil {
-			return err
-		}
-		in.World = w.ID // a name means to the judge what it means to its client
+	if err := s.ownWorld(q.Context(), q.owner(), &in); err != nil {
+		return err
 	}
 	spec, err := s.judgeSpec(&in)
 	if err != nil {
@@ -49,6 +46,19 @@ func (s *Server) judge(q *request) error {
 	wire := wireJudged(res)
 	wire.Cases = []api.JudgeCaseResult{} // they have all been sent
 	_ = out.send(api.JudgeEvent{Result: &wire})
+	return nil
+}
+
+// ownWorld makes the name of a world what it means to the client.
+func (s *Server) ownWorld(ctx context.Context, owner string, in *api.JudgeSpec) error {
+	if in.World == "" {
+		return nil
+	}
+	w, err := s.run.World(ctx, owner, in.World)
+	if err != nil {
+		return err
+	}
+	in.World = w.ID
 	return nil
 }
 

@@ -95,3 +95,25 @@ func TestLocalUsersAreTenants(t *testing.T) {
 		}
 	}
 }
+
+// Problems hold answers and tests: one tenant's are none of another's.
+func TestDatasetsAreEachTenantsOwn(t *testing.T) {
+	t.Parallel()
+	f, s := serveRemote(t)
+	ask := func(token, method, path, body string) (int, api.Kind) {
+		status, kind, _ := s.ask(t, f, method, path, body, "Authorization: Bearer "+token, "Content-Type: "+api.MediaBytes)
+		return status, kind
+	}
+	const set = "{\"id\":\"p\",\"prompt\":\"6*7\",\"answer\":\"42\"}\n"
+	if status, kind := ask(aliceToken, "POST", "/v1/datasets?name=sums&id=id&prompt=prompt&answer=answer", set); status != 200 {
+		t.Fatalf("alice's data set: %d %s", status, kind)
+	}
+	for _, r := range [][2]string{{"GET", "/v1/datasets/sums"}, {"GET", "/v1/datasets/sums/sample?iteration=0&n=1"}, {"DELETE", "/v1/datasets/sums"}} {
+		if status, kind := ask(bobToken, r[0], r[1], ""); kind != api.UnknownDataset {
+			t.Errorf("bob: %s %s of alice's: %d %q, want unknown_dataset", r[0], r[1], status, kind)
+		}
+	}
+	if status, kind := ask(aliceToken, "GET", "/v1/datasets/sums", ""); status != 200 {
+		t.Errorf("alice's after all of that: %d %q", status, kind)
+	}
+}

@@ -52,6 +52,14 @@ func Open(dir string) (*Store, error) {
 	return &Store{dir: dir, sets: map[string]*Set{}}, nil
 }
 
+// Of opens the store of a tenant, below this one and apart from it.
+func (s *Store) Of(tenant string) (*Store, error) {
+	if tenant == "" || !filepath.IsLocal(tenant) || filepath.Base(tenant) != tenant {
+		return nil, fmt.Errorf("data sets: %q is no tenant's name", tenant)
+	}
+	return Open(filepath.Join(s.dir, "tenants", tenant))
+}
+
 // Put keeps a file's problems and points name, unless empty, at them. Problems that are
 // kept already are not kept twice.
 func (s *Store) Put(data []byte, format string, c Columns, name string) (Info, error) {
