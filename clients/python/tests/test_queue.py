@@ -158,6 +158,31 @@ def test_a_plain_function_plays_in_a_thread(
     assert [(m.reward, m.payload) for m in g.valid] == [(0.5, "0.5")] * 4
 
 
+def test_a_queue_without_an_event_loop(
+    client: paddock.Client,
+    world: paddock.World,
+    points: paddock.Grader,
+    fresh_name: Name,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def rollout(ep: paddock.Episode, task: float) -> None:
+        ep.exec(f"echo {task} > /tmp/points")
+        ep.finish(payload=task)
+
+    run = open_run(client, fresh_name())
+    with run.queue(rollout, points, group_size=2, progress=True) as q:
+        for i in range(3):
+            q.add(f"g{i}", task=i / 4, world=world)
+        groups = list(q.groups(2))
+        groups += q.groups()
+        assert sorted(g.mean or 0.0 for g in groups) == [0.0, 0.25, 0.5]
+        assert all(m.payload == g.mean for g in groups for m in g.valid)
+        q.add("bad", world="atlantis")
+        with pytest.raises(paddock.NotFound):
+            list(q.groups())
+    assert "groups" in capsys.readouterr().err, "a progress bar where it is asked for"
+
+
 def test_judges_are_the_clients_and_their_failure_is_no_zero(
     client: paddock.Client, world: paddock.World, points: paddock.Grader, fresh_name: Name
 ) -> None:

@@ -26,8 +26,8 @@ from ._errors import (
 from ._function import WorldCall, WorldFunction, world
 from ._graders import Judge
 from ._local import Local, local
-from ._queue import GroupResult, Member, Queue
-from ._sync import Batch, CallStream, Client, Episode, Run, Session, Worlds, connect, rescore, run
+from ._queue import GroupResult, Member
+from ._sync import Batch, CallStream, Client, Episode, Queue, Run, Session, Worlds, connect, rescore, run
 from ._types import (
     Agent,
     Attempt,

@@ -7,6 +7,7 @@ to the event loop that opened them.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import functools
 import os
@@ -140,9 +141,51 @@ class Response(_http.Response):
         self._conn.abort()
 
 
+class _Turns:
+    """Lets a few requests go on in each pass of an event loop.
+
+    Hundreds of answers that come at once would else be decoded in one pass, during which
+    nothing else of the loop moves.
+    """
+
+    _OF_A_PASS = 4
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._left = self._OF_A_PASS
+        self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
+        self._scheduled = False
+
+    async def take(self) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._pass)
+        if self._left and not self._waiting:
+            self._left -= 1
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _pass(self) -> None:
+        self._left = self._OF_A_PASS
+        while self._left and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # cancelled meanwhile
+                turn.set_result(None)
+                self._left -= 1
+        loop = self._loop()
+        self._scheduled = loop is not None and self._left < self._OF_A_PASS
+        if loop is not None and self._scheduled:
+            loop.call_soon(self._pass)
+
+
 class Transport(_http.Transport):
     def __init__(self, path: str) -> None:
         self.path = path
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns]
+        self._turns = weakref.WeakKeyDictionary()
         self._idle: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Connection]]
         self._idle = weakref.WeakKeyDictionary()
 
@@ -195,7 +238,16 @@ class Transport(_http.Transport):
             raise _http.explain_connect(self.path, e) from e
         return Connection(reader, writer)
 
+    def _turns_here(self) -> _Turns:
+        loop = asyncio.get_running_loop()
+        turns = self._turns.get(loop)
+        if turns is None:
+            turns = self._turns[loop] = _Turns(loop)
+        return turns
+
     async def once(self, method: str, url: str, body: Body, head: Mapping[str, str]) -> Response:
+        turns = self._turns_here()
+        await turns.take()
         conn = await self._take()
         try:
             with Explained():
@@ -203,6 +255,7 @@ class Transport(_http.Transport):
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     await conn.send(method, url, body, head)
                 status, header = await conn.head()
+            await turns.take()
             response = Response(self, conn, header)
             if 200 <= status < 300:
                 return response

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -24,6 +26,7 @@ from ._types import (
     Grader,
     GraderRef,
     World,
+    WorldRef,
 )
 
 if TYPE_CHECKING:
@@ -316,6 +319,80 @@ class _Scope(_Face[S_co]):
         return done(pending.keep())
 
 
+class Queue:
+    """Groups of rollouts that this process plays, for code without an event loop of its own.
+
+    One runs in a thread behind it, and each rollout, a plain function of a synchronous episode
+    and its task, in a thread too. See ``run.queue``.
+    """
+
+    def __init__(
+        self, run: _client.Run, rollout: _queue.Rollout, graders: Sequence[Any], options: Any
+    ) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="paddock-queue", daemon=True)
+        self._thread.start()
+        self._core: _queue.Queue = self._await(self._make(run, rollout, graders, options))
+
+    @staticmethod
+    async def _make(run: _client.Run, rollout: _queue.Rollout, graders: Any, options: Any) -> _queue.Queue:
+        return run.queue(rollout, *graders, **options)
+
+    def _await(self, work: Coroutine[Any, Any, R]) -> R:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        async def there() -> None:
+            work()
+
+        self._await(there())
+
+    def add(self, id: str, *, task: Any = None, world: WorldRef, **spec: Any) -> None:
+        """Add a group: members ``id/s0``, ``id/s1``, ..., each a rollout of the task."""
+        self._do(lambda: self._core.add(id, task=task, world=world, **spec))
+
+    def seal(self) -> None:
+        """Nothing more will be added."""
+        self._do(self._core.seal)
+
+    def cancel(self, prefix: str = "", **which: Any) -> None:
+        """Cancel what has not ended, by prefix, ``group``, ``weights`` or ``weights_before``."""
+        self._do(lambda: self._core.cancel(prefix, **which))
+
+    def groups(self, n: int | None = None, *, deadline: float | None = None) -> Iterator[_queue.GroupResult]:
+        """Complete groups of those that were added, in the order in which they complete."""
+        found = self._core.groups(n, deadline=deadline)
+
+        async def one() -> _queue.GroupResult | None:
+            try:
+                return await found.__anext__()
+            except StopAsyncIteration:
+                return None
+
+        async def end() -> None:
+            await found.aclose()
+
+        try:
+            while (group := self._await(one())) is not None:
+                yield group
+        finally:
+            self._await(end())
+
+    def close(self) -> None:
+        """Stop playing. What is not done is kept for whoever opens the queue again."""
+        if self._thread.is_alive():
+            self._await(self._core.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class Client(_Scope[_client.Client]):
     """A daemon. Its own episodes are in the run ``default``, which is never fenced."""
 
@@ -364,6 +441,13 @@ class Run(_Scope[_client.Run]):
     @property
     def seed(self) -> int:
         return self._core.seed
+
+    def queue(self, rollout: _queue.Rollout, *graders: _queue.AnyGrader, **options: Any) -> Queue:
+        """A queue of groups that ``rollout(ep, task)`` plays; the options are those of ``aio.Run.queue``.
+
+        Close it, or use it as a context manager.
+        """
+        return Queue(self.aio(), rollout, graders, options)
 
     def aio(self) -> _client.Run:
         """The same run's face for asyncio."""
