@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import io
 import os
 import subprocess
 import sys
@@ -58,12 +57,17 @@ def base(client: paddock.Client, cache: Path) -> paddock.World:
     return client.worlds.build(debian=SUITE, packages=["python3"], name="debian-python").world
 
 
-def compiled(client: paddock.Client, below: paddock.World, name: str, packages: tuple[str, ...]) -> paddock.World:
+def compiled(
+    client: paddock.Client, below: paddock.World, name: str, packages: tuple[str, ...]
+) -> paddock.World:
     """Put the packages on a world, compiled there."""
     with tempfile.TemporaryDirectory() as scratch:
         fetch(packages, Path(scratch) / "lib")
         plain = client.worlds.build(dir=str(Path(scratch) / "lib"), into=LIB, base=below).world
-    with client.create(plain, limits={"disk": "2GiB"}) as ep, tempfile.NamedTemporaryFile(suffix=".tar") as tar:
+    with (
+        client.create(plain, limits={"disk": "2GiB"}) as ep,
+        tempfile.NamedTemporaryFile(suffix=".tar") as tar,
+    ):
         # By contents, not by time: a layer's files have none of their own.
         how = ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", LIB]
         done = ep.exec(how, user="root", timeout=600)
@@ -82,7 +86,15 @@ def fetch(packages: tuple[str, ...], into: Path) -> None:
     platforms = [f"--platform=manylinux_2_{n}_{os.uname().machine}" for n in range(36, 16, -1)]
     subprocess.run(
         [
-            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"),
+            *(
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-compile",
+            ),
             *("--only-binary=:all:", f"--python-version={PYTHON}", f"--target={into}", *platforms, *packages),
         ],
         check=True,
