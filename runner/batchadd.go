@@ -402,7 +402,7 @@ func (r *Runner) Batches(ctx context.Context, owner string) ([]Batch, error) {
 				return nil, err
 			}
 			b := kept.Batch
-			if b.State == BatchRunning || r.liveBatch(owner, b.ID) != nil { // its counts are behind
+			if b.State != BatchDone || r.liveBatch(owner, b.ID) != nil { // its counts may be behind
 				if b, err = r.Batch(ctx, owner, b.ID); err != nil {
 					return nil, err
 				}

@@ -118,6 +118,15 @@ func (k *book) enter(n, chunk int, line *keptLine) *member {
 	return m
 }
 
+// drop leaves a line out of everything.
+func (k *book) drop(m *member) {
+	m.replaced = true
+	m.group.members = slices.DeleteFunc(m.group.members, func(o *member) bool { return o == m })
+	if k.byID[m.id] == m {
+		delete(k.byID, m.id)
+	}
+}
+
 // settle notes a result.
 func (k *book) settle(res *BatchResult) {
 	k.seq = max(k.seq, res.Seq)

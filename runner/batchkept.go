@@ -33,9 +33,10 @@ type keptBatch struct {
 	Spec   BatchSpec `json:"spec"`
 	Digest string    `json:"digest"`
 	// Graders are those of a batch that scores again; Home is then the batch that has the
-	// lines.
+	// lines, and Without are the lines that it leaves out.
 	Graders []WeightedGrader `json:"graders,omitempty"`
 	Home    string           `json:"home,omitempty"`
+	Without []int            `json:"without,omitempty"`
 	Lines   int              `json:"lines"`
 }
 
@@ -199,6 +200,11 @@ func (r *Runner) loadBook(ctx context.Context, kept *keptBatch) (*book, error) {
 		}
 	}); err != nil {
 		return nil, err
+	}
+	for _, n := range kept.Without {
+		if n < len(k.members) {
+			k.drop(k.members[n])
+		}
 	}
 	owner, id := kept.Batch.Owner, kept.Batch.ID
 	if err := r.readResults(ctx, owner, id, 0, func(res *BatchResult) error {

@@ -354,15 +354,36 @@ func (r *Runner) ScoreBatch(ctx context.Context, owner, id string, graders []Wei
 	if err := r.checkGraders(ctx, graders); err != nil {
 		return Batch{}, err
 	}
-	again := keptBatch{Spec: kept.Spec, Graders: graders, Home: kept.home(), Lines: kept.Lines, Batch: Batch{
+	without, err := r.surplusOf(ctx, &kept)
+	if err != nil {
+		return Batch{}, err
+	}
+	again := keptBatch{Spec: kept.Spec, Graders: graders, Home: kept.home(), Lines: kept.Lines, Without: without, Batch: Batch{
 		ID: "b-" + uuid.NewString()[:13], Owner: owner, Run: kept.Batch.Run, Of: id,
 		State: BatchRunning, Sealed: true, Created: time.Now().UTC(),
 	}}
 	again.Spec.ID = again.Batch.ID
-	// Its lines are those that are there: none is surplus, and none is made anew.
+	// Its lines are those that counted: none more is surplus, and none is made anew.
 	again.Spec.GroupSize, again.Spec.Take, again.Spec.OnVoid, again.Spec.DeadlineS = 0, "", onVoidDrop, 0
 	again.Batch.rules(&again.Spec)
 	return r.startBatch(ctx, again)
+}
+
+// surplusOf are the lines of a batch that did not count in their groups.
+func (r *Runner) surplusOf(ctx context.Context, kept *keptBatch) ([]int, error) {
+	k, err := r.loadBook(ctx, kept)
+	if err != nil {
+		return nil, err
+	}
+	without := slices.Clone(kept.Without)
+	for _, g := range k.groups {
+		for _, m := range g.members {
+			if !g.counts(m) {
+				without = append(without, m.n)
+			}
+		}
+	}
+	return without, nil
 }
 
 // checkGraders says which of a list of graders is not there.

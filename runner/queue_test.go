@@ -748,6 +748,34 @@ func TestScoreBatchOfPlayedLinesNeedsNoClient(t *testing.T) {
 	}
 }
 
+func TestScoreBatchLeavesSurplusOut(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	g := b.graderOf(sayMark)
+	b.queue(runner.BatchSpec{ID: "q", GroupSize: 2, Take: "finished", Parallel: 1})
+	var lines []runner.BatchEpisode
+	for _, id := range []string{"g/a", "g/b", "g/c"} {
+		lines = append(lines, b.line(id, "g", shellAgent(mark("0.5")), g))
+	}
+	b.add("q", lines...)
+	b.seal()
+	b.follow("q", 0)
+	again, err := b.ScoreBatch(t.Context(), owner, "q", b.graderOf(sayOne))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.follow(again.ID, 0)
+	now := b.batchNow(again.ID)
+	if now.State != runner.BatchDone || now.Total != 2 || now.Valid != 2 || now.Void != 0 || !slices.Equal(now.Groups[0].IDs, []string{"g/a", "g/b"}) {
+		t.Errorf("batch = %+v, want the two that counted", now)
+	}
+	third, err := b.ScoreBatch(t.Context(), owner, again.ID, g)
+	if err != nil || third.Total != 2 {
+		t.Errorf("scored a third time: %+v, %v", third, err)
+	}
+	b.follow(third.ID, 0)
+}
+
 // What was done is done, what the daemon's end cut short is made again, and groups and
 // their cursor are as before.
 func TestQueueGoesOnAfterTheDaemon(t *testing.T) {
