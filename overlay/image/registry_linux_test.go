@@ -11,10 +11,12 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/paddock-run/paddock/internal/need"
 	"github.com/paddock-run/paddock/overlay"
@@ -281,5 +283,29 @@ func TestManyPullsOfOneImageDownloadItOnce(t *testing.T) {
 	}
 	if gets != 1 {
 		t.Errorf("the layer was asked for %d times, want once", gets)
+	}
+}
+
+// What a pull left is there for the next one, for a day.
+func TestDownloadsThatNoPullCameBackForAreCollected(t *testing.T) {
+	t.Parallel()
+	s := openStore(t)
+	fresh, stale := filepath.Join(s.Downloads(), digestOf([]byte("fresh"))), filepath.Join(s.Downloads(), digestOf([]byte("stale")))
+	for _, p := range []string{fresh, stale} {
+		must(t, os.WriteFile(p, make([]byte, 1000), 0o600))
+	}
+	old := time.Now().Add(-25 * time.Hour)
+	must(t, os.Chtimes(stale, old, old))
+	for _, dry := range []bool{true, false} {
+		got, err := s.Collect(t.Context(), overlay.Collection{DryRun: dry})
+		if err != nil || got.FreedBytes != 1000 {
+			t.Errorf("Collect, dry %v = %+v, %v, want 1000 bytes freed", dry, got, err)
+		}
+		if _, err := os.Stat(stale); (err == nil) != dry {
+			t.Errorf("the stale download after a collection, dry %v: %v", dry, err)
+		}
+	}
+	if _, err := os.Stat(fresh); err != nil {
+		t.Errorf("the fresh download: %v", err)
 	}
 }
