@@ -228,7 +228,7 @@ func (s *Sandbox) Usage(context.Context) (sandbox.Usage, error) {
 // full says what the upper has no more of, if anything.
 func (s *Sandbox) full() string {
 	var st unix.Statfs_t
-	err := unix.Fstatfs(int(s.upper.Fd()), &st)
+	err := fstatfs(s.upper, &st)
 	left := uint64(0)
 	if s.volume != nil {
 		// A disk's file system may take a write of 1 MiB whole or not at all.
@@ -242,6 +242,16 @@ func (s *Sandbox) full() string {
 		return sandbox.FullInodes
 	}
 	return ""
+}
+
+// fstatfs looks at the file system of a file that another goroutine may be closing.
+func fstatfs(f *os.File, st *unix.Statfs_t) error {
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := rc.Control(func(fd uintptr) { err = unix.Fstatfs(int(fd), st) })
+	return errors.Join(cerr, err)
 }
 
 // pressure reads "some ... total=N" (microseconds) of a PSI file; 0 where there is none.
