@@ -76,6 +76,9 @@ type stock struct {
 	cfg      Stock
 	wake     chan struct{}
 
+	// filling is held while something is made, from its choice to its place on the shelf.
+	filling sync.Mutex
+
 	mu      sync.Mutex
 	closed  bool
 	blanks  []box
@@ -176,6 +179,8 @@ func (s *stock) makeOne(ctx context.Context) bool {
 	if s.r.admission.busy() {
 		return false
 	}
+	s.filling.Lock()
+	defer s.filling.Unlock()
 	k, fill, blank := s.short()
 	if fill == nil && !blank {
 		return false
@@ -200,14 +205,21 @@ func (s *stock) makeOne(ctx context.Context) bool {
 		return false
 	}
 	b.made = time.Now()
+	if !s.put(k, blank, b) { // its world was forgotten meanwhile
+		s.drop(b)
+	}
+	return true
+}
+
+func (s *stock) put(k kind, blank bool, b box) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sh := s.shelves[k]
 	switch {
-	case !blank && sh == nil: // its world was forgotten meanwhile
-		s.r.wg.Go(func() { s.drop(b) })
 	case blank:
 		s.blanks = append(s.blanks, b)
+	case sh == nil:
+		return false
 	default:
 		sh.boxes = append(sh.boxes, b)
 	}
@@ -278,6 +290,9 @@ func (s *stock) forget(world string) {
 	}
 	s.mu.Unlock()
 	s.dropAll(old)
+	// One that was on its way is gone, too, once this can be held.
+	s.filling.Lock()
+	s.filling.Unlock() //nolint:staticcheck // only waited for
 }
 
 // close ends everything in stock, for good.
