@@ -39,6 +39,10 @@ for line in "${packages[@]}"; do
   [ ! -x "$dir/package.test" ] || echo "$package ${skip:-}" >>"$root/packages"
   [ ! -d "$package/testdata" ] || cp -r "$package/testdata" "$dir/"
 done
+# Some tests read what stands beside the code.
+mkdir -p "$root/src/policies"
+cp -r docs "$root/src/"
+cp policies/*.json "$root/src/policies/"
 if [ ! -s "$root/packages" ]; then
   echo "test-v2: no tests in: ${packages[*]}" >&2
   exit 1
