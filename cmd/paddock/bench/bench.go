@@ -84,8 +84,6 @@ type bench struct {
 	// container runs through the whole measurement, for docker exec.
 	container string
 	episodes  atomic.Int64
-	// kept are episodes that live through all rounds.
-	kept []string
 }
 
 // job is one thing that is measured: once per call, the time being what it returns.
@@ -118,10 +116,7 @@ func (b *bench) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	jobs, err := b.jobs(ctx, live)
-	if err != nil {
-		return err
-	}
+	jobs := b.jobs(ctx, live)
 	rounds := 8
 	if b.Quick {
 		rounds = 3
@@ -145,10 +140,7 @@ func (b *bench) measure(ctx context.Context) error {
 	for part, took := range b.parts {
 		b.report.Rows["episode_"+part] = Row{What: "the part " + part + " of episode", Summary: took.Summarize()}
 	}
-	for _, id := range append(b.kept, live) {
-		err = errors.Join(err, b.Client.Delete(ctx, key(id)))
-	}
-	return err
+	return b.Client.Delete(ctx, key(live))
 }
 
 // settle lets what the job before left to the kernel and to its daemon (namespaces and
@@ -197,7 +189,7 @@ func (b *bench) repeat(ctx context.Context, j job, warmUp bool) error {
 	return nil
 }
 
-func (b *bench) jobs(ctx context.Context, live string) ([]job, error) {
+func (b *bench) jobs(ctx context.Context, live string) []job {
 	exec := func(ctx context.Context) (time.Duration, error) { return b.exec(ctx, live) }
 	start := func(world string) func(context.Context) (time.Duration, error) {
 		return func(ctx context.Context) (time.Duration, error) { return b.start(ctx, world) }
@@ -219,11 +211,7 @@ func (b *bench) jobs(ctx context.Context, live string) ([]job, error) {
 			with: &job{name: "host_exec_beside_direct", what: "fork and exec of the same program on the host, in turn with exec_direct", do: hostExec},
 		})
 	}
-	more, err := b.manyJobs(ctx)
-	if err != nil {
-		return nil, err
-	}
-	jobs = append(jobs, more...)
+	jobs = append(jobs, b.manyJobs()...)
 	if b.docker != nil {
 		jobs = append(jobs,
 			job{name: "docker_run", what: "Docker Engine API: create, start true, wait, remove; no network", each: 4, do: b.dockerRun},
@@ -233,7 +221,7 @@ func (b *bench) jobs(ctx context.Context, live string) ([]job, error) {
 			job{name: "docker_branch", what: "Docker Engine API: commit a container with 100 changed files, start another from it, exec true", each: 2, do: b.dockerBranch},
 			job{name: "docker_episode8", what: "docker_episode, 8 at a time, wall time per episode", each: 1, ops: 16, do: eight(16, b.dockerEpisode)})
 	}
-	return append(jobs, b.peers(ctx)...), nil
+	return append(jobs, b.peers(ctx)...)
 }
 
 const benchRun = "default"

@@ -53,39 +53,17 @@ func inParallel(ways, n int, do func(i int) error) error {
 }
 
 // manyJobs are those with several operations at a time, those of a warm daemon, and branches.
-func (b *bench) manyJobs(ctx context.Context) ([]job, error) {
-	var live []string
-	for range ways {
-		id, err := b.create(ctx, "base")
-		if err != nil {
-			return nil, err
-		}
-		live = append(live, id)
-	}
-	b.kept = append(b.kept, live...)
-	parent, err := b.branchParent(ctx)
-	if err != nil {
-		return nil, err
-	}
-	execEach := func(ctx context.Context) (time.Duration, error) {
-		const n = 80
-		began := time.Now()
-		err := inParallel(ways, n, func(i int) error {
-			_, err := b.exec(ctx, live[i%ways])
-			return err
-		})
-		return time.Since(began) / n, err
-	}
+//
+// Each makes the episodes that it needs and ends them, so that no other job pays for them.
+func (b *bench) manyJobs() []job {
 	whole := func(ctx context.Context) (time.Duration, error) {
 		_, err := b.wholeEpisode(ctx)
 		return 0, err
 	}
 	jobs := []job{
 		{name: "episode8", what: "episode, 8 at a time, wall time per episode", each: 1, ops: 64, do: eight(64, whole)},
-		{name: "exec8", what: "exec true in 8 live episodes at a time, wall time per call", each: 1, ops: 80, do: execEach},
-		{name: "branch", what: "fork of a live episode with 100 changed files, until the new one has run true", each: 4, do: func(ctx context.Context) (time.Duration, error) {
-			return b.branch(ctx, parent)
-		}},
+		{name: "exec8", what: "exec true in 8 live episodes at a time, wall time per call", each: 1, ops: 80, do: b.execEight},
+		{name: "branch", what: "fork of a live episode with 100 changed files, until the new one has run true", each: 3, do: b.branch},
 	}
 	if b.Warm != nil {
 		jobs = append(jobs, job{name: "acquire", what: "create where a warm sandbox waits, over the socket", each: 30, do: b.acquire})
@@ -96,7 +74,22 @@ func (b *bench) manyJobs(ctx context.Context) ([]job, error) {
 	} else {
 		b.report.Absent["go-judge"] = "no --go-judge URL was given"
 	}
-	return jobs, nil
+	return jobs
+}
+
+// execEight makes calls in eight live episodes at a time, and returns the wall time of one.
+func (b *bench) execEight(ctx context.Context) (time.Duration, error) {
+	const n = 80
+	live, leave, err := b.crowd(ctx, ways)
+	if err != nil {
+		return 0, errors.Join(err, leave())
+	}
+	began := time.Now()
+	err = inParallel(ways, n, func(i int) error {
+		_, err := b.exec(ctx, live[i%ways])
+		return err
+	})
+	return time.Since(began) / n, errors.Join(err, leave())
 }
 
 // acquire is a create on the warm daemon. What it took is made again before the next.
@@ -139,7 +132,6 @@ func (b *bench) branchParent(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	b.kept = append(b.kept, id)
 	return id, b.shell(ctx, id, changes)
 }
 
@@ -151,7 +143,11 @@ func (b *bench) shell(ctx context.Context, id, script string) error {
 	return err
 }
 
-func (b *bench) branch(ctx context.Context, parent string) (time.Duration, error) {
+func (b *bench) branch(ctx context.Context) (time.Duration, error) {
+	parent, err := b.branchParent(ctx)
+	if err != nil {
+		return 0, err
+	}
 	id := fmt.Sprintf("branch-%d-%d", os.Getpid(), b.episodes.Add(1))
 	began := time.Now()
 	if _, err := b.Client.Fork(ctx, key(parent), api.ForkSpec{IDs: []string{id}}); err != nil {
@@ -161,7 +157,7 @@ func (b *bench) branch(ctx context.Context, parent string) (time.Duration, error
 		return 0, err
 	}
 	took := time.Since(began)
-	return took, b.Client.Delete(ctx, key(id))
+	return took, errors.Join(b.Client.Delete(ctx, key(id)), b.Client.Delete(ctx, key(parent)))
 }
 
 // dockerBranch is the same with Docker: the container's files become an image.
