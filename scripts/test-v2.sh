@@ -8,10 +8,10 @@
 # The host's root is mounted read-only in it (hostfs); what is written goes to an ext4 image,
 # because kernel 6.1 cannot idmap a tmpfs lower layer. An XFS and an ext4 with project quotas are
 # mounted beside it; tests of the build tag v2 want them. The exit code is the inner one.
-# Bounded by V2_TIMEOUT seconds (900).
+# Bounded by V2_TIMEOUT seconds (1500).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-limit=${V2_TIMEOUT:-900}
+limit=${V2_TIMEOUT:-1500}
 run=${V2_RUN:-.}
 
 packages=("$@")
