@@ -21,6 +21,9 @@ type trainer struct {
 	t      *testing.T
 	client *api.Client
 	reward func(id string) string
+	// killed is closed once the daemon was killed; until then what late says is not played.
+	killed chan struct{}
+	late   func(id string) bool
 
 	mu     sync.Mutex
 	played map[string]int // attempts that were played to their end, by id
@@ -39,6 +42,9 @@ func (tr *trainer) work(ctx context.Context, queue string) error {
 // play makes one attempt. What ends it from outside is no failure of the test: the daemon
 // asks again.
 func (tr *trainer) play(ctx context.Context, w api.Work) {
+	if tr.late(w.ID) {
+		<-tr.killed
+	}
 	key := api.Key{Run: w.Episode.Run, ID: w.ID}
 	script := fmt.Sprintf(`echo '{"reward": %s}' > /tmp/reward`, tr.reward(w.ID))
 	if _, err := tr.client.Call(ctx, key, api.CallSpec{Tool: "exec", Attempt: w.Attempt, Argv: []string{"sh", "-c", script}}); err != nil {
@@ -81,7 +87,9 @@ func TestQueueGoesOnAfterTheDaemonWasKilled(t *testing.T) {
 	if a, err := c.AddToBatch(t.Context(), "q", lines...); err != nil || a.Added != len(lines) {
 		t.Fatalf("AddToBatch() = %+v, %v", a, err)
 	}
-	tr := &trainer{t: t, client: c, played: map[string]int{}, reward: func(id string) string { return "0." + id[len(id)-1:] }}
+	tr := &trainer{t: t, client: c, played: map[string]int{}, killed: make(chan struct{}), late: func(id string) bool {
+		return id > "it1/t2" // two groups are there when the daemon dies, two are not
+	}, reward: func(id string) string { return "0." + id[len(id)-1:] }}
 	work, stop := context.WithCancel(t.Context())
 	worked := make(chan error, 1)
 	go func() { worked <- tr.work(work, "q") }()
@@ -91,6 +99,7 @@ func TestQueueGoesOnAfterTheDaemonWasKilled(t *testing.T) {
 		seen[g.Group.Group], cursor = g, g.Seq
 		if len(seen) == 2 && cursor == 2 {
 			d.kill()
+			close(tr.killed)
 		}
 		if len(seen) == groups {
 			return errors.New("all are there")
