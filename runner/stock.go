@@ -36,7 +36,7 @@ const (
 	maxWarm = 256
 	// warmIdle is how long a warm sandbox waits for an episode.
 	warmIdle = 30 * time.Second
-	// stockPatience bounds the making and the ending of one thing in stock.
+	// stockPatience bounds a start that goes on whoever has gone meanwhile.
 	stockPatience = 20 * time.Second
 )
 
@@ -189,9 +189,9 @@ func (s *stock) makeOne(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
-	// What was begun is finished, so that it can be ended: the runner's end waits for it.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stockPatience)
-	defer cancel()
+	// What was begun is finished, so that it can be ended and its ids given back: the
+	// runner's end waits for it.
+	ctx = context.WithoutCancel(ctx)
 	if blank {
 		err = s.preparer.Prepare(ctx, b.name, b.ids)
 	} else {
@@ -199,9 +199,7 @@ func (s *stock) makeOne(ctx context.Context) bool {
 	}
 	if err != nil {
 		s.r.cfg.Log.Warn("make ahead", slog.String("sandbox", b.name), slog.Any("error", err))
-		if ctx.Err() == nil { // else the launcher may still be at it, and the ids stay in use
-			s.drop(b)
-		}
+		s.drop(b)
 		return false
 	}
 	b.made = time.Now()

@@ -86,7 +86,7 @@ func (b *building) drop() error {
 // Prepare makes a blank for the sandbox of this name and range of ids, and returns when it
 // is there. The Start that asks for both uses it; until then, or Drop, the range is in use.
 // After an error nothing of it is left.
-func (l *Launcher) Prepare(ctx context.Context, name string, ids sandbox.IDMap) error {
+func (l *Launcher) Prepare(_ context.Context, name string, ids sandbox.IDMap) error {
 	if err := checkName(name, ids); err != nil {
 		return err
 	}
@@ -102,18 +102,10 @@ func (l *Launcher) Prepare(ctx context.Context, name string, ids sandbox.IDMap) 
 	if err != nil {
 		return err // a dead launcher made nothing
 	}
-	select {
-	case a, ok := <-answer:
-		err = a.failure(ok)
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-		l.wg.Go(func() {
-			if a, ok := <-answer; a.failure(ok) == nil {
-				_ = p.conn.send(request{Drop: true, Name: name})
-			}
-		})
-	}
-	if err != nil {
+	// Not given up before the launcher has answered or died: whoever gave the ids may use
+	// them again after an error.
+	a, ok := <-answer
+	if err := a.failure(ok); err != nil {
 		return errors.Join(fmt.Errorf("prepare sandbox %s: %w", name, err), l.tree.remove(name))
 	}
 	l.mu.Lock()
