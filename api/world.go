@@ -184,12 +184,16 @@ type VersionInfo struct {
 
 // Launcher is how sandboxes are started and what that can do here.
 type Launcher struct {
-	Name   string `json:"name"`
-	UserNS bool   `json:"userns"`
-	Cgroup string `json:"cgroup"`
-	PTY    bool   `json:"pty"`
-	Freeze bool   `json:"freeze"`
-	Disk   string `json:"disk" doc:"what large writable layers stand on: project, loop, btrfs, none (no limit) or, without a disk, tmpfs"`
+	Name    string `json:"name"`
+	Runtime string `json:"runtime,omitempty" doc:"the program behind the launcher, with its version"`
+	UserNS  bool   `json:"userns" doc:"whether a sandbox's users are those of a user namespace of its own"`
+	Root    bool   `json:"root" doc:"whether user 0 has the policy's capabilities; otherwise it is an ordinary user that owns the world's files"`
+	Cgroup  string `json:"cgroup"`
+	PTY     bool   `json:"pty"`
+	Freeze  bool   `json:"freeze"`
+	Listen  bool   `json:"listen" doc:"whether endpoints and the proxy of allow-listed hosts work"`
+	PerCall bool   `json:"per_call" doc:"whether usage and limits are told for each call, and whatever a call started is found"`
+	Disk    string `json:"disk" doc:"what large writable layers stand on: project, loop, btrfs, none (no limit) or, without a disk, tmpfs"`
 }
 
 // Health says whether the daemon takes work.

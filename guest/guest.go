@@ -59,6 +59,7 @@ const (
 const (
 	RootReadOnly = 1
 	WithPTS      = 2
+	AsItIs       = 4 // the view is made: only the bounding set is dropped
 
 	PTY     = 1
 	HasFD3  = 2

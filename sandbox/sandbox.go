@@ -75,13 +75,25 @@ type Upper struct {
 type Info struct {
 	// Name is "native", "oci" or "docker".
 	Name string `json:"name"`
-	// UserNS says that uid 0 inside is no uid 0 outside.
+	// Runtime is the program behind it with its version, such as "runc 1.1.5"; empty for
+	// native.
+	Runtime string `json:"runtime,omitempty"`
+	// UserNS says that a sandbox's users are those of a user namespace of its own. Without
+	// one they are the same users of the host, by their numbers there.
 	UserNS bool `json:"userns"`
+	// Root says that user 0 has the capabilities of the policy inside; otherwise it is an
+	// ordinary user that owns the world's files.
+	Root bool `json:"root"`
 	// Cgroup is "v1", "hybrid" or "v2".
 	Cgroup string `json:"cgroup"`
 	// PTY, Freeze say whether Command.PTY and Freeze work.
 	PTY    bool `json:"pty"`
 	Freeze bool `json:"freeze"`
+	// Listen says whether Spec.Listen works.
+	Listen bool `json:"listen"`
+	// PerCall says that the kernel accounts for and ends each command by itself. Without it
+	// a command's usage is the whole sandbox's, and what left its process tree is not found.
+	PerCall bool `json:"per_call"`
 	// Disk is what uppers OnDisk stand on: project, loop, btrfs or none (and then nothing
 	// bounds them); tmpfs when there is no disk.
 	Disk string `json:"disk"`

@@ -46,8 +46,27 @@ func Launcher(t *testing.T, l LauncherUnderTest) {
 			c.run(ctx, t, sb)
 		})
 	}
+	t.Run("FreezeStopsProgress", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		freeze(ctx, t, startSandbox(ctx, t, l, "ct-freeze"), l.Launcher.Info())
+	})
+	t.Run("Terminal", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		terminal(ctx, t, startSandbox(ctx, t, l, "ct-terminal"), l.Launcher.Info())
+	})
 	t.Run("TwoSandboxesAreApart", func(t *testing.T) { twoSandboxes(t, l) })
-	t.Run("ListenersAreInside", func(t *testing.T) { listenersAreInside(t, l) })
+	t.Run("ListenersAreInside", func(t *testing.T) {
+		if l.Launcher.Info().Listen {
+			listenersAreInside(t, l)
+			return
+		}
+		spec := l.Spec(t, "ct-listens")
+		spec.Listen = []uint16{4100}
+		_, err := l.Launcher.Start(t.Context(), spec)
+		refused(t, err)
+	})
 }
 
 var launcherCases = []struct {
@@ -73,7 +92,6 @@ var launcherCases = []struct {
 	{"Archives", archives},
 	{"FilesAndProcessesShareATree", sharedTree},
 	{"UpperHoldsWhatChanged", upperHolds},
-	{"FreezeStopsProgress", freeze},
 	{"StopEndsEverything", stopEnds},
 	{"CloseIsIdempotent", closeTwice},
 }
@@ -457,7 +475,19 @@ func upperHolds(ctx context.Context, t *testing.T, sb runner.Sandbox) {
 	}
 }
 
-func freeze(ctx context.Context, t *testing.T, sb runner.Sandbox) {
+// refused holds that what a launcher says it lacks is a typed error, not done by halves.
+func refused(t *testing.T, err error) {
+	t.Helper()
+	if _, ok := errors.AsType[*sandbox.UnsupportedError](err); !ok {
+		t.Errorf("error %v, want an UnsupportedError", err)
+	}
+}
+
+func freeze(ctx context.Context, t *testing.T, sb runner.Sandbox, info sandbox.Info) {
+	if !info.Freeze {
+		refused(t, sb.Freeze(ctx, true))
+		return
+	}
 	p, err := sb.Start(ctx, sh("sleep 0.3; echo done > /tmp/done"))
 	if err != nil {
 		t.Fatal(err)
@@ -479,6 +509,23 @@ func freeze(ctx context.Context, t *testing.T, sb runner.Sandbox) {
 	case <-ended:
 	case <-ctx.Done():
 		t.Error("a thawed command did not end")
+	}
+}
+
+// terminal holds that a program has a terminal of the size that was asked for, on which
+// both of its outputs are.
+func terminal(ctx context.Context, t *testing.T, sb runner.Sandbox, info sandbox.Info) {
+	cmd := sh("test -t 0 && test -t 1 && test -t 2 && stty size; echo e >&2")
+	cmd.PTY = &sandbox.WindowSize{Rows: 33, Cols: 77}
+	if !info.PTY {
+		_, err := sb.Start(ctx, cmd)
+		refused(t, err)
+		return
+	}
+	got := run(ctx, t, sb, cmd)
+	wantCode(t, got, 0)
+	if got.out != "33 77\r\ne\r\n" {
+		t.Errorf("on a terminal: out %q, want its size and both outputs", got.out)
 	}
 }
 

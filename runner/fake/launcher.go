@@ -52,7 +52,9 @@ func (l *Launcher) Live() []*Sandbox {
 }
 
 // Info says that it is a fake.
-func (l *Launcher) Info() sandbox.Info { return sandbox.Info{Name: "fake", Freeze: true} }
+func (l *Launcher) Info() sandbox.Info {
+	return sandbox.Info{Name: "fake", Freeze: true, Root: true, Listen: true, PerCall: true}
+}
 
 // Close stops every sandbox.
 func (l *Launcher) Close() error {
@@ -248,6 +250,9 @@ func (s *Sandbox) Start(_ context.Context, cmd sandbox.Command) (sandbox.Process
 	defer s.mu.Unlock()
 	if s.ended {
 		return nil, errors.New("the sandbox has ended")
+	}
+	if cmd.PTY != nil {
+		return nil, sandbox.Info{Name: "fake"}.Lacks("pty")
 	}
 	p := &process{s: s, cmd: cmd, kill: make(chan struct{}), end: make(chan sandbox.Exit, 1)}
 	s.procs[p] = true

@@ -42,6 +42,10 @@ type building struct {
 	listeners []*os.File
 	// slot: the cgroups of the first call are there.
 	slot bool
+	// wait gives the status of a PID 1 that is no child of the launcher.
+	wait func() uint32
+	// cgroup is where a starter put PID 1.
+	cgroup string
 }
 
 func (b *building) close() {
@@ -155,9 +159,11 @@ func (b *building) kill() error {
 }
 
 func (b *building) makeUpper() error {
-	var err error
-	if b.userns, err = os.Open(fmt.Sprintf("/proc/%d/ns/user", b.pid)); err != nil {
-		return err
+	if b.userns == nil {
+		var err error
+		if b.userns, err = os.Open(fmt.Sprintf("/proc/%d/ns/user", b.pid)); err != nil {
+			return err
+		}
 	}
 	if err := b.makePool(); err != nil {
 		return err
@@ -353,7 +359,11 @@ func (b *building) attachUpper() error {
 
 func (b *building) attach(m *os.File, name string) (at string, err error) {
 	at = b.l.place(b.r.ID) + "/" + name
-	if err := os.MkdirAll(at, 0o700); err != nil {
+	mode := os.FileMode(0o700)
+	if b.l.starter != nil {
+		mode = 0o711 // runtimes go to the root by its path, as users of the container's
+	}
+	if err := os.MkdirAll(at, mode); err != nil {
 		return "", err
 	}
 	if err := mount.Attach(m, at); err != nil {

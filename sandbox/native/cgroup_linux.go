@@ -34,6 +34,8 @@ type tree struct {
 	// v1 maps memory, pids, cpu, cpuacct to their mounts.
 	v1     map[string]string
 	parent string
+	// others are v1 hierarchies that only starters use; they are cleared, too.
+	others []string
 }
 
 var v1Controllers = []string{"memory", "pids", "cpu", "cpuacct"}
@@ -110,6 +112,30 @@ func (t *tree) delegate() error {
 		}
 	}
 	return nil
+}
+
+// findOthers finds the v1 hierarchies that this package makes nothing in, but that an OCI
+// runtime or an engine does.
+func (t *tree) findOthers() {
+	entries, err := os.ReadDir(cgroupRoot)
+	if t.v2 || err != nil {
+		return
+	}
+	for _, e := range entries {
+		dir := filepath.Join(cgroupRoot, e.Name())
+		if _, err := os.Stat(filepath.Join(dir, "tasks")); err == nil && e.IsDir() && t.v1[e.Name()] == "" {
+			t.others = append(t.others, dir)
+		}
+	}
+}
+
+// allDirs are dirs and those of the other hierarchies.
+func (t *tree) allDirs(path string) []string {
+	all := t.dirs(path)
+	for _, d := range t.others {
+		all = append(all, filepath.Join(d, t.parent, path))
+	}
+	return all
 }
 
 // dirs are the directories of one cgroup path below the parent, one per hierarchy, the
@@ -299,7 +325,7 @@ func (t *tree) remove(name string) error {
 	deadline := time.Now().Add(5 * time.Second)
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		var errs []error
-		for _, d := range t.dirs(name) {
+		for _, d := range t.allDirs(name) {
 			for _, child := range usual {
 				_ = unix.Rmdir(d + child)
 			}
@@ -417,8 +443,9 @@ func SweepCgroups(parent string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	t.findOthers()
 	names := map[string]bool{}
-	for _, d := range t.dirs("") {
+	for _, d := range t.allDirs("") {
 		entries, err := os.ReadDir(d)
 		if err != nil {
 			continue
@@ -447,13 +474,14 @@ func RemoveCgroups(parent string) error {
 	if err != nil {
 		return err
 	}
+	t.findOthers()
 	return t.removeParent()
 }
 
 // removeParent removes the parent, and what is above it and empty by then; what is shared
 // with others stays.
 func (t *tree) removeParent() error {
-	for _, d := range t.dirs("") {
+	for _, d := range t.allDirs("") {
 		if err := unix.Rmdir(d); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("remove cgroup %s: %w", d, err)
 		}

@@ -18,5 +18,5 @@ func init() {
 		return
 	}
 	runtime.LockOSThread()
-	os.Exit(launcherMain(dir))
+	os.Exit(launcherMain(dir, nil))
 }

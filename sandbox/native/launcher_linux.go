@@ -17,6 +17,7 @@ import (
 // launcher is the state of a launcher process: the small process that sandboxes are
 // forked from, because a fork with a new user namespace copies the caller's page tables.
 type launcher struct {
+	entry  entry
 	daemon *conn
 	tree   *tree
 	stage  string // a tmpfs in the launcher's own mount namespace
@@ -30,11 +31,18 @@ type launcher struct {
 	guests map[int]uint64 // pid -> request
 	early  map[int]uint32 // ended before it was noted
 	blanks map[string]*building
+	// awaited are children that no request belongs to.
+	awaited map[int]chan uint32
+
+	// starter makes PID 1 in another way than by clone; nil in a native launcher.
+	starter Starter
+	// guestPath is the guest's program as a file, for starters.
+	guestPath string
 }
 
 // launcherMain is the whole life of a launcher process. Descriptor 3 is the daemon's
 // socket; when that closes, it ends, and so does every guest, whose socket closes too.
-func launcherMain(arg string) int {
+func launcherMain(arg string, newStarter func(json.RawMessage, Env) (Starter, error)) int {
 	debug.SetGCPercent(50)
 	l, err := newLauncher(arg)
 	if err != nil {
@@ -49,6 +57,12 @@ func launcherMain(arg string) int {
 			l.reap()
 		}
 	}()
+	if newStarter != nil {
+		if err := l.prepareStarter(newStarter); err != nil {
+			fmt.Fprintln(os.Stderr, "paddock launcher:", err)
+			return 1
+		}
+	}
 	buf := make([]byte, maxMessage)
 	for {
 		n, files, err := l.daemon.receive(buf)
@@ -70,6 +84,11 @@ type entry struct {
 	Parent string // cgroup parent
 	// Private says that the process already has its own mount namespace.
 	Private bool
+	// Variable is the one of the environment that this is told in.
+	Variable string
+	// Config is the starter's, nil for a native launcher; Powerless as in Origin.
+	Config    json.RawMessage `json:",omitempty"`
+	Powerless bool            `json:",omitempty"`
 }
 
 // enterPrivate gives the whole process a mount namespace of its own. Go's threads cannot
@@ -83,7 +102,7 @@ func enterPrivate(e entry) error {
 	if err != nil {
 		return err
 	}
-	return unix.Exec("/proc/self/exe", []string{"paddock-launcher"}, []string{entryVariable + "=" + string(b)})
+	return unix.Exec("/proc/self/exe", []string{"paddock-launcher"}, []string{e.Variable + "=" + string(b)})
 }
 
 func newLauncher(arg string) (*launcher, error) {
@@ -94,12 +113,15 @@ func newLauncher(arg string) (*launcher, error) {
 	if !e.Private {
 		return nil, enterPrivate(e)
 	}
-	_ = os.Unsetenv(entryVariable)
+	_ = os.Unsetenv(e.Variable)
 	if err := unix.CloseRange(4, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("close inherited descriptors: %w", err)
 	}
 	unix.CloseOnExec(3)
-	l := &launcher{stage: e.Stage, guests: map[int]uint64{}, early: map[int]uint32{}, blanks: map[string]*building{}}
+	l := &launcher{
+		entry: e, stage: e.Stage, guests: map[int]uint64{}, early: map[int]uint32{}, blanks: map[string]*building{},
+		awaited: map[int]chan uint32{},
+	}
 	var err error
 	if l.daemon, err = newConn(3); err != nil {
 		return nil, err
@@ -113,7 +135,11 @@ func newLauncher(arg string) (*launcher, error) {
 	if l.guest, err = guestFile(); err != nil {
 		return nil, err
 	}
-	stage, err := mount.Tmpfs(1<<20, 1<<16, 0o755, mount.NoSUID|mount.NoDev|mount.NoExec)
+	stageBytes := int64(1 << 20)
+	if e.Config != nil {
+		stageBytes = 1 << 30 // what runtimes note of each container, some 50 KiB
+	}
+	stage, err := mount.Tmpfs(stageBytes, 1<<18, 0o755, mount.NoSUID|mount.NoDev|mount.NoExec)
 	if err != nil {
 		return nil, err
 	}
@@ -166,19 +192,33 @@ func (l *launcher) serve(r *request, files []*os.File) {
 	case r.Prepare:
 		l.prepare(r)
 		return
+	case r.Remove:
+		l.removeContainer(r)
+		return
 	case r.Drop:
 		if b := l.takeBlank(r.Name); b != nil {
 			_ = b.drop()
 		}
 		return
 	}
-	b, err := l.build(r, files)
+	build := l.build
+	if l.starter != nil {
+		build = l.buildContainer
+	}
+	b, err := build(r, files)
 	if err != nil {
 		_ = l.daemon.send(reply{ID: r.ID, Error: err.Error()})
 		return
 	}
 	files = append([]*os.File{b.rootClone, b.upper, b.pidfd, b.pool, b.socket}, b.listeners...)
-	_ = l.daemon.send(reply{ID: r.ID, Pid: b.pid, Attached: b.attached, Slot: b.slot}, files...)
+	_ = l.daemon.send(reply{ID: r.ID, Pid: b.pid, Attached: b.attached, Slot: b.slot, Cgroup: b.cgroup}, files...)
+	if b.wait != nil {
+		pidfd := b.pidfd
+		b.pidfd = nil
+		b.close()
+		l.watch(r.ID, pidfd, b.wait)
+		return
+	}
 	b.close()
 	l.note(b.pid, r.ID)
 }
@@ -207,9 +247,14 @@ func (l *launcher) reap() {
 		}
 		l.mu.Lock()
 		id, ok := l.guests[pid]
-		if ok {
+		awaited := l.awaited[pid]
+		switch {
+		case ok:
 			delete(l.guests, pid)
-		} else {
+		case awaited != nil:
+			delete(l.awaited, pid)
+			awaited <- uint32(ws)
+		default:
 			l.early[pid] = uint32(ws)
 		}
 		l.mu.Unlock()

@@ -26,11 +26,13 @@ type request struct {
 	// Prepare, with Name and IDs, makes a blank: cgroups and a guest in its namespaces. Drop,
 	// with Name, ends one; it is not answered.
 	Prepare, Drop bool `json:",omitempty"`
-	Name          string
-	IDs           sandbox.IDMap
-	Lowers        []lower
-	Upper         sandbox.Upper
-	OCI           *specs.Spec
+	// Remove, with Name, removes what a starter keeps of an ended container.
+	Remove bool `json:",omitempty"`
+	Name   string
+	IDs    sandbox.IDMap
+	Lowers []lower
+	Upper  sandbox.Upper
+	OCI    *specs.Spec
 	// Filters are compiled seccomp programs.
 	Filters [][]byte
 	CPUs    []int
@@ -54,6 +56,9 @@ type reply struct {
 	Attached bool `json:",omitempty"`
 	// Slot: the cgroups of the first call are there.
 	Slot bool `json:",omitempty"`
+	// Cgroup is where PID 1 is, from the hierarchy of memory on, where that is not said by
+	// the sandbox's name.
+	Cgroup string `json:",omitempty"`
 	// Exited is set in the second reply of an ID; Status is as wait(2) gives it.
 	Exited bool   `json:",omitempty"`
 	Status uint32 `json:",omitempty"`

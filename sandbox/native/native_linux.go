@@ -47,7 +47,25 @@ type Config struct {
 	// Disk makes the uppers that are to be OnDisk; nil refuses them. It stays the caller's,
 	// to be closed after the launcher.
 	Disk disk.Backend
-	Log  *slog.Logger
+	// Origin says who starts PID 1 in place of this package's own clone; nil is nobody.
+	Origin *Origin
+	Log    *slog.Logger
+}
+
+// Origin is a Starter as the daemon knows it.
+type Origin struct {
+	// Info says what such sandboxes can do, where the host can: Freeze and Cgroup are set
+	// by New.
+	Info sandbox.Info
+	// Variable is set in the environment of the launcher processes, for a package's entry
+	// that calls Main. Config is for its Starter.
+	Variable string
+	Config   any
+	// Stage is an empty directory that mapped users can get to. It is the launcher's alone.
+	Stage string
+	// Powerless says that there is no user namespace: programs run as the users of the host
+	// that a map would make of theirs, and without any capability, which would be the host's.
+	Powerless bool
 }
 
 // Launcher implements runner.Launcher.
@@ -55,6 +73,8 @@ type Launcher struct {
 	cfg  Config
 	tree *tree
 	info sandbox.Info
+	// entry is what each launcher process is told.
+	entry entry
 
 	mu      sync.Mutex
 	proc    *launcherProcess
@@ -88,7 +108,7 @@ type started struct {
 }
 
 // ErrClosed says: the launcher was closed.
-var ErrClosed = errors.New("native launcher is closed")
+var ErrClosed = errors.New("launcher is closed")
 
 // New sweeps the cgroup parent and starts the launcher process.
 func New(cfg Config) (*Launcher, error) {
@@ -107,12 +127,11 @@ func New(cfg Config) (*Launcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	stage := filepath.Join(cfg.Dir, "stage")
-	if err := os.MkdirAll(stage, 0o700); err != nil {
+	l := &Launcher{cfg: cfg, tree: t, filters: map[*specs.LinuxSeccomp][]byte{}, prepared: map[string]*launcherProcess{}}
+	if err := l.configure(); err != nil {
 		return nil, err
 	}
-	l := &Launcher{cfg: cfg, tree: t, filters: map[*specs.LinuxSeccomp][]byte{}, prepared: map[string]*launcherProcess{}}
-	l.info = sandbox.Info{Name: "native", UserNS: true, Cgroup: t.mode(), PTY: true, Freeze: t.unified != "", Disk: string(disk.Tmpfs)}
+	l.info.Cgroup, l.info.Freeze, l.info.Disk = t.mode(), l.info.Freeze && t.unified != "", string(disk.Tmpfs)
 	if cfg.Disk != nil {
 		l.info.Disk = string(cfg.Disk.Kind())
 	}
@@ -122,6 +141,24 @@ func New(cfg Config) (*Launcher, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// configure notes what differs with an Origin.
+func (l *Launcher) configure() error {
+	l.info = sandbox.Info{Name: "native", UserNS: true, Root: true, PTY: true, Freeze: true, Listen: true, PerCall: true}
+	l.entry = entry{Stage: filepath.Join(l.cfg.Dir, "stage"), Parent: l.cfg.CgroupParent, Variable: entryVariable}
+	mode := os.FileMode(0o700)
+	if o := l.cfg.Origin; o != nil {
+		config, err := json.Marshal(o.Config)
+		if err != nil {
+			return err
+		}
+		l.info = o.Info
+		l.entry.Stage, l.entry.Variable, l.entry.Config, l.entry.Powerless = o.Stage, o.Variable, config, o.Powerless
+		mode = 0o755
+		l.tree.findOthers()
+	}
+	return os.MkdirAll(l.entry.Stage, mode)
 }
 
 func (t *tree) mode() string {
@@ -148,13 +185,13 @@ func (l *Launcher) spawnLocked() (*launcherProcess, error) {
 	if err != nil {
 		return nil, err
 	}
-	arg, err := json.Marshal(entry{Stage: filepath.Join(l.cfg.Dir, "stage"), Parent: l.cfg.CgroupParent})
+	arg, err := json.Marshal(l.entry)
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command("/proc/self/exe") //nolint:noctx // it lives until Close
 	cmd.Args = []string{"paddock-launcher"}
-	cmd.Env = []string{entryVariable + "=" + string(arg)}
+	cmd.Env = []string{l.entry.Variable + "=" + string(arg)}
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = []*os.File{theirs}
 	if err := cmd.Start(); err != nil {
@@ -241,7 +278,7 @@ func (p *launcherProcess) hold(id uint64, s *Sandbox) {
 
 // Start builds a sandbox and returns when its guest answers.
 func (l *Launcher) Start(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
-	if err := check(spec); err != nil {
+	if err := errors.Join(check(spec), l.info.Refuse(spec)); err != nil {
 		return nil, err
 	}
 	if !spec.Root.Upper.OnDisk {
@@ -368,6 +405,11 @@ func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a st
 	}
 	s.hog = &hog{tree: l.tree, name: spec.Name, leftovers: s.slots.populated}
 	s.files = files.ForSpec(s.root, spec.IDs, spec.OCI)
+	s.guestCgroup = a.Cgroup
+	if o := l.cfg.Origin; o != nil {
+		s.powerless = o.Powerless
+		s.remove = func() error { return l.removeContainer(p, spec.Name) }
+	}
 	if a.Attached {
 		s.release = func() error { return p.conn.send(request{ID: r.ID, Release: true}) }
 	}
@@ -379,6 +421,24 @@ func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a st
 		s.wg.Go(s.slots.ahead)
 	}
 	return s, nil
+}
+
+// removeContainer has a launcher process remove what its starter keeps of a sandbox. One
+// that died holds nothing: the next sweeps.
+func (l *Launcher) removeContainer(p *launcherProcess, name string) error {
+	l.mu.Lock()
+	l.nextID++
+	r := &request{ID: l.nextID, Remove: true, Name: name}
+	l.mu.Unlock()
+	answer, err := p.ask(r, nil)
+	if err != nil {
+		return nil //nolint:nilerr // it is gone
+	}
+	a, ok := <-answer
+	if !ok {
+		return nil
+	}
+	return a.failure(ok)
 }
 
 // launcher returns a live launcher process, a new one where the last has died.
@@ -444,6 +504,9 @@ func (l *Launcher) request(spec sandbox.Spec) (*request, []*os.File, error) {
 	slim := *spec.OCI
 	linux := *spec.OCI.Linux
 	linux.Seccomp = nil // travels compiled
+	if l.cfg.Origin != nil {
+		linux.Seccomp, r.Filters = spec.OCI.Linux.Seccomp, nil // for the runtime to compile
+	}
 	slim.Linux = &linux
 	r.OCI = &slim
 	l.mu.Lock()
@@ -513,6 +576,9 @@ func (l *Launcher) Close() error {
 	<-p.gone
 	l.wg.Wait()
 	errs = append(errs, l.removeBlanks(), l.tree.removeParent())
+	if o := l.cfg.Origin; o != nil && o.Stage != "" {
+		_ = os.Remove(o.Stage)
+	}
 	return errors.Join(errs...)
 }
 

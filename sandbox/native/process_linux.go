@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -87,6 +88,12 @@ func (s *Sandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Proce
 	if len(cmd.Argv) == 0 {
 		return nil, errors.New("command without arguments")
 	}
+	if cmd.PTY != nil && !s.l.info.PTY {
+		return nil, s.l.info.Lacks("pty")
+	}
+	if failed := s.checkUser(cmd); failed != nil {
+		return notStarted{failed}, nil
+	}
 	p := &process{s: s, cmd: cmd, started: make(chan guest.Reply, 1), ended: make(chan struct{})}
 	theirs, err := p.open()
 	if err != nil {
@@ -108,6 +115,17 @@ func (s *Sandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Proce
 	s.hog.begin()
 	p.run()
 	return p, nil
+}
+
+// checkUser refuses ids that the sandbox does not have. A user namespace does so itself;
+// without one they would be those of another sandbox.
+func (s *Sandbox) checkUser(cmd sandbox.Command) *sandbox.StartFailure {
+	for _, id := range append([]uint32{cmd.User.UID, cmd.User.GID}, cmd.User.Groups...) {
+		if id >= s.ids.Size {
+			return &sandbox.StartFailure{Kind: "start_failed", Path: cmd.Argv[0], Errno: int(unix.EINVAL)}
+		}
+	}
+	return nil
 }
 
 // notStarted is a command that never ran.
@@ -244,6 +262,12 @@ func (p *process) frame(id uint32) guest.ExecFrame {
 	f := guest.ExecFrame{
 		ID: id, UID: c.User.UID, GID: c.User.GID, Umask: c.Umask, Groups: c.User.Groups,
 		Rlimits: p.s.rlimits, Dir: c.Dir, Argv: c.Argv, Env: c.Env,
+	}
+	if p.s.powerless { // the guest knows the host's ids alone
+		f.UID, f.GID, f.Groups = f.UID+p.s.ids.HostID, f.GID+p.s.ids.HostID, slices.Clone(f.Groups)
+		for i := range f.Groups {
+			f.Groups[i] += p.s.ids.HostID
+		}
 	}
 	if f.Umask == 0 {
 		f.Umask = 0o022

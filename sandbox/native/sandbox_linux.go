@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -44,6 +45,13 @@ type Sandbox struct {
 	listeners []net.Listener
 	// release gives up what the launcher holds for the upper; nil when it holds nothing.
 	release func() error
+	// remove removes what a starter keeps of the container; nil where there is none.
+	remove func() error
+	// powerless: its users are the host's, as in Origin.
+	powerless bool
+	// guestCgroup is where PID 1 is, below the root of the hierarchy of memory; "" is the
+	// sandbox's own.
+	guestCgroup string
 
 	mu       sync.Mutex
 	nextCall uint32
@@ -140,6 +148,12 @@ func (s *Sandbox) exited(ws unix.WaitStatus) {
 
 // guestOOM says whether the kernel's OOM killer struck in the guest's own cgroup.
 func (s *Sandbox) guestOOM() bool {
+	switch t := s.l.tree; {
+	case s.guestCgroup != "" && t.v2:
+		return field(filepath.Join(t.unified, s.guestCgroup), "memory.events", "oom_kill") > 0
+	case s.guestCgroup != "":
+		return field(filepath.Join(t.v1["memory"], s.guestCgroup), "memory.oom_control", "oom_kill") > 0
+	}
 	if s.l.tree.v2 {
 		return field(s.l.tree.at("", s.name+"/g"), "memory.events", "oom_kill") > 0
 	}
@@ -202,6 +216,9 @@ func (s *Sandbox) Break() error {
 
 // Freeze stops or lets go every process of the sandbox.
 func (s *Sandbox) Freeze(_ context.Context, frozen bool) error {
+	if !s.l.info.Freeze {
+		return s.l.info.Lacks("freeze")
+	}
 	if err := s.l.tree.freeze(s.name, frozen); err != nil {
 		return fmt.Errorf("freeze sandbox %s: %w", s.name, err)
 	}
@@ -346,6 +363,9 @@ func (s *Sandbox) Close() error {
 		closeAll([]*os.File{s.root, s.upper, s.pool, s.pidfd})
 		if s.release != nil {
 			_ = s.release() // a launcher that is gone holds nothing
+		}
+		if s.remove != nil {
+			err = errors.Join(err, s.remove())
 		}
 		s.closeErr = errors.Join(err, s.l.tree.remove(s.name), s.volume.Close())
 	})

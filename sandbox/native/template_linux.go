@@ -3,6 +3,7 @@ package native
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -104,7 +105,14 @@ func (t *templates) prove(at string) error {
 	if !errors.Is(err, unix.EINVAL) {
 		return err
 	}
-	if err := os.Mkdir(at, 0o700); err != nil {
+	return t.attach(at)
+}
+
+// attach gives the parts a path in the launcher's mount namespace.
+func (t *templates) attach(at string) error {
+	if err := os.Mkdir(at, 0o755); errors.Is(err, fs.ErrExist) {
+		return nil // prove has
+	} else if err != nil {
 		return err
 	}
 	return mount.Attach(t.base, at)
