@@ -51,6 +51,7 @@ want_test() {
   want docker-registry has docker-registry
   want docker.io has dockerd
   want runc has runc
+  want crun has crun
   want e2fsprogs has mkfs.ext4
   want btrfs-progs has mkfs.btrfs
   want python3 test -x /usr/bin/python3  # the judge's tests stand on this machine's own /usr
