@@ -44,6 +44,9 @@ func Dial(ctx context.Context, host string) (*Engine, error) {
 	return &Engine{c: c, Version: v.Version, API: c.ClientVersion()}, nil
 }
 
+// Host is the URL that this connection goes to.
+func (e *Engine) Host() string { return e.c.DaemonHost() }
+
 // Close ends the connection.
 func (e *Engine) Close() error { return e.c.Close() }
 
