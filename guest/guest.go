@@ -4,6 +4,8 @@
 // fields. Integers are little endian, a string is u32 length (with its NUL) and bytes, a
 // list is u32 count and strings. Descriptors ride along by SCM_RIGHTS.
 //
+//	launcher -> nursery  CLONE id                     any number, one at a time
+//	nursery  -> launcher STARTED id pid + pidfd | FAILED id step errno
 //	launcher -> guest  SETUP                          once
 //	guest -> launcher  READY | FAILED errno           once
 //	daemon   -> guest  EXEC id                        any number, also at once
@@ -11,7 +13,9 @@
 //	guest -> daemon    EXITED id status | FAILED id step errno    after STARTED: the
 //	                   program's end, or why the child could not become the program
 //
-// The guest ends when the socket closes. All that comes from it is hostile input.
+// The nursery is the same program, started as anything else than PID 1: it clones itself
+// into new namespaces, and the clones are guests. Both end when their socket closes. All
+// that comes from a guest is hostile input.
 package guest
 
 import (
@@ -53,6 +57,7 @@ const (
 	Started
 	Failed
 	Exited
+	Clone
 )
 
 // Flags of SETUP and EXEC.
@@ -96,6 +101,28 @@ type SetupFrame struct {
 	Writable []string
 	Etc      []string
 	Filters  [][]byte
+}
+
+// CloneFrame asks the nursery for a guest. The descriptors that go with it are the guest's
+// socket, the cgroup2 directory that it is to be born in where Birth says so, and the
+// tasks files of its other cgroups.
+type CloneFrame struct {
+	ID           uint32
+	HostID, Size uint32
+	Birth        bool
+}
+
+// Encode makes the frame.
+func (c *CloneFrame) Encode() []byte {
+	e := frame(Clone, c.ID)
+	e.u32(c.HostID)
+	e.u32(c.Size)
+	if c.Birth {
+		e.u32(1)
+	} else {
+		e.u32(0)
+	}
+	return *e
 }
 
 // Encode makes the frame.
@@ -204,7 +231,7 @@ func Decode(b []byte) (Reply, error) {
 		r.Step, r.Errno = Step(word(0)), word(1)
 	case Exited:
 		r.Status = word(0)
-	case Ready, Setup, Exec: // nothing beside the header
+	case Ready, Setup, Exec, Clone: // nothing beside the header
 	}
 	return r, nil
 }

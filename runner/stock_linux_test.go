@@ -117,7 +117,7 @@ func (b *bench) ranges() map[uint32]int {
 			m, _ := os.ReadFile("/proc/" + f + "/uid_map")
 			var inside, id, size uint32
 			pid, err := strconv.Atoi(f)
-			if _, serr := fmt.Sscan(string(m), &inside, &id, &size); err == nil && serr == nil {
+			if _, serr := fmt.Sscan(string(m), &inside, &id, &size); err == nil && serr == nil && id != 0 { // not the nursery, which has the host's ids
 				found[id] = pid
 			}
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/paddock-run/paddock/sandbox/native"
 )
 
-// guests are the PID 1s that a launcher process has.
-func guests(t *testing.T, l launcher) []int {
+// children are the processes that a launcher process has: its nursery, and guests.
+func children(t *testing.T, l launcher, inNamespace bool) []int {
 	t.Helper()
 	var pids []int
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", l.ProcessID()))
@@ -34,10 +34,32 @@ func guests(t *testing.T, l launcher) []int {
 			if err != nil {
 				t.Fatal(err)
 			}
-			pids = append(pids, pid)
+			if isPID1(f) == inNamespace {
+				pids = append(pids, pid)
+			}
 		}
 	}
 	return pids
+}
+
+// isPID1 says whether a process is the first of a pid namespace below this one.
+func isPID1(pid string) bool {
+	status, err := os.ReadFile("/proc/" + pid + "/status")
+	if err != nil {
+		return false // it has ended
+	}
+	for line := range strings.Lines(string(status)) {
+		if ids, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			return len(strings.Fields(ids)) > 1
+		}
+	}
+	return false
+}
+
+// guests are the PID 1s that a launcher process has.
+func guests(t *testing.T, l launcher) []int {
+	t.Helper()
+	return children(t, l, true)
 }
 
 // cgroupsNamed lists the cgroups of a sandbox's name in all hierarchies.
@@ -108,6 +130,16 @@ func TestStartDoesWithoutWhatWasPrepared(t *testing.T) {
 		{"launcher died", func(t *testing.T, l launcher) {
 			t.Helper()
 			if err := unix.Kill(l.ProcessID(), unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"nursery died", func(t *testing.T, l launcher) {
+			t.Helper()
+			nursery := children(t, l, false)
+			if len(nursery) != 1 {
+				t.Fatalf("nurseries %v, want one", nursery)
+			}
+			if err := unix.Kill(nursery[0], unix.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 		}},

@@ -29,7 +29,7 @@ type building struct {
 	pid       int
 	pidfd     *os.File
 	socket    *os.File // the daemon's end
-	guestEnd  *os.File
+	guestEnd  *os.File // for a starter
 	userns    *os.File
 	pool      *os.File // the mount with the upper
 	upper     *os.File
@@ -82,49 +82,31 @@ func (l *launcher) build(r *request, given []*os.File) (*building, error) {
 	return b, nil
 }
 
-// clone starts the guest in all its namespaces by one clone, from a thread that has
-// joined the sandbox's cgroups and is thrown away.
+// clone has the nursery make the guest, in all its namespaces and cgroups.
 func (b *building) clone() error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	b.socket, b.guestEnd = os.NewFile(uintptr(pair[0]), "guest"), os.NewFile(uintptr(pair[1]), "guest")
-	birth, err := b.l.tree.birth(b.r.Name)
-	if err != nil {
-		return err
-	}
-	defer closeAll([]*os.File{birth})
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		done <- b.fork(birth)
+	defer func() { _ = unix.Close(pair[1]) }()
+	b.socket = os.NewFile(uintptr(pair[0]), "guest")
+	g := newborn{ids: b.r.IDs, socket: pair[1]}
+	defer func() {
+		for _, fd := range append(g.tasks, g.birth) {
+			_ = unix.Close(fd)
+		}
 	}()
-	return <-done
-}
-
-func (b *building) fork(birth *os.File) error {
-	if err := b.l.tree.joinThread(b.r.Name); err != nil {
+	if g.birth, err = b.l.tree.birth(b.r.Name); err != nil {
 		return err
 	}
-	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(b.r.IDs.HostID), Size: int(b.r.IDs.Size)}}
-	pidfd := -1
-	attr := &syscall.ProcAttr{
-		Env:   []string{},
-		Files: []uintptr{b.l.null.Fd(), b.l.null.Fd(), os.Stderr.Fd(), b.guestEnd.Fd()},
-		Sys: &syscall.SysProcAttr{
-			Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
-				unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
-			UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
-			Credential: &syscall.Credential{Uid: 0, Gid: 0},
-			Setsid:     true,
-			PidFD:      &pidfd,
-		},
+	if g.tasks, err = b.l.tree.tasks(b.r.Name); err != nil {
+		return err
 	}
-	if birth != nil {
-		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(birth.Fd())
+	pid, pidfd, err := b.l.nursery.clone(g)
+	if failed := (*unborn)(nil); errors.As(err, &failed) && failed.pid > 0 {
+		b.l.reap()
+		b.l.forget(failed.pid)
 	}
-	pid, err := syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", b.l.guest.Fd()), []string{"init"}, attr)
 	if err != nil {
 		return err
 	}

@@ -295,28 +295,32 @@ func (t *tree) limit(name string, r *specs.LinuxResources) error {
 	return errors.Join(errs...)
 }
 
-// joinThread moves the calling thread into the sandbox's v1 cgroups, by writing "0": a
+// tasks opens the files that a guest writes "0" to, to be in its sandbox's v1 cgroups: a
 // pid written from outside would wait for every CPU.
-func (t *tree) joinThread(name string) error {
+func (t *tree) tasks(name string) (all []int, err error) {
 	for _, c := range v1Controllers {
-		if d, ok := t.v1[c]; ok {
-			if err := write(filepath.Join(d, t.parent, name), "tasks", "0"); err != nil {
-				return fmt.Errorf("join cgroup %s: %w", c, err)
-			}
+		d, ok := t.v1[c]
+		if !ok {
+			continue
 		}
+		fd, err := unix.Open(filepath.Join(d, t.parent, name, "tasks"), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return all, fmt.Errorf("open cgroup %s: %w", c, err)
+		}
+		all = append(all, fd)
 	}
-	return nil
+	return all, nil
 }
 
-// birth is the cgroup2 directory that the guest is cloned into, nil on pure v1.
-func (t *tree) birth(name string) (*os.File, error) {
+// birth is the cgroup2 directory that the guest is cloned into, -1 on pure v1.
+func (t *tree) birth(name string) (int, error) {
 	if t.unified == "" {
-		return nil, nil
+		return -1, nil
 	}
 	if t.v2 {
 		name += "/g"
 	}
-	return os.OpenFile(t.at("unified", name), unix.O_PATH|unix.O_DIRECTORY, 0)
+	return unix.Open(t.at("unified", name), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
 // remove kills whatever is left in a sandbox's cgroups and removes them. It waits for

@@ -24,6 +24,8 @@ type launcher struct {
 	guest  *os.File
 	null   *os.File
 	shared *templates
+	// nursery clones the guests.
+	nursery *nursery
 	// byPath: this kernel takes an overlay's layers by path only.
 	byPath bool
 
@@ -159,6 +161,11 @@ func newLauncher(arg string) (*launcher, error) {
 	if l.shared, err = newTemplates(); err != nil {
 		return nil, err
 	}
+	if e.Config == nil {
+		if l.nursery, err = newNursery(l.guest, l.null); err != nil {
+			return nil, err
+		}
+	}
 	return l, l.shared.prove(e.Stage + "/shared")
 }
 
@@ -244,6 +251,10 @@ func (l *launcher) reap() {
 		pid, err := unix.Wait4(-1, &ws, unix.WNOHANG, nil)
 		if err != nil || pid <= 0 {
 			return
+		}
+		if l.nursery != nil && pid == l.nursery.pid {
+			fmt.Fprintln(os.Stderr, "paddock launcher: the nursery ended")
+			os.Exit(1) // the daemon starts another launcher
 		}
 		l.mu.Lock()
 		id, ok := l.guests[pid]

@@ -1,12 +1,13 @@
 // Package native starts sandboxes with nothing but the kernel: one clone into all
 // namespaces, an overlay on idmapped layers, cgroups v1 or v2, a static PID 1.
 //
-// Three processes take part:
+// Four processes take part:
 //
 //	daemon    holds each sandbox's socket, root and upper; starts programs, pumps their
 //	          streams, watches their cgroups
 //	launcher  the same binary with a tiny heap and few descriptors, in a mount namespace of
 //	          its own: builds sandboxes, and is the parent that sees a guest end
+//	nursery   the guest's program outside of all sandboxes: clones guests
 //	guest     PID 1 of a sandbox (package guest)
 //
 // A sandbox lives as long as the daemon holds its socket. The launcher is supervised: its

@@ -346,7 +346,7 @@ func (p *process) take(r guest.Reply, files []*os.File) error {
 		}
 		p.status = unix.WaitStatus(uint32(r.Status))
 		p.once.Do(func() { close(p.ended) })
-	case guest.Setup, guest.Ready, guest.Exec:
+	case guest.Setup, guest.Ready, guest.Exec, guest.Clone:
 		return fmt.Errorf("guest frame of type %d for a call", r.Type)
 	}
 	return nil
