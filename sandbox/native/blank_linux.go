@@ -51,14 +51,14 @@ func (l *launcher) blankFor(r *request) (*building, error) {
 func (l *launcher) prepare(r *request) {
 	b, err := l.newBlank(r)
 	if err != nil {
-		_ = l.daemon.send(reply{ID: r.ID, Error: err.Error()})
+		_ = l.daemon.reply(reply{ID: r.ID, Error: err.Error()})
 		return
 	}
 	b.slot = newSlot(l.tree, r.Name, 0).make() == nil // or a call makes it, and says why not
 	l.mu.Lock()
 	l.blanks[r.Name] = b
 	l.mu.Unlock()
-	_ = l.daemon.send(reply{ID: r.ID})
+	_ = l.daemon.reply(reply{ID: r.ID})
 }
 
 func (l *launcher) takeBlank(name string) *building {
@@ -135,7 +135,7 @@ func (l *Launcher) unprepare(name string, to *launcherProcess) error {
 	if p == nil || p == to {
 		return nil
 	}
-	_ = p.conn.send(request{Drop: true, Name: name}) // one that is gone holds nothing
+	_ = p.conn.request(&request{Drop: true, Name: name}) // one that is gone holds nothing
 	return l.tree.remove(name)
 }
 

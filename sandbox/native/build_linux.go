@@ -65,7 +65,7 @@ func (l *launcher) build(r *request, given []*os.File) (*building, error) {
 	b.r, b.given = r, given
 	err = undo.Run(
 		undo.Step{Name: "blank", Do: func() error { return nil }, Undo: b.kill},
-		undo.Step{Name: "limits", Do: func() error { return l.tree.limit(r.Name, r.OCI.Linux.Resources) }},
+		undo.Step{Name: "limits", Do: func() error { return setLimits(r.Limits) }},
 		undo.Step{Name: "cpus", Do: b.pin},
 		undo.Step{Name: "upper", Do: b.makeUpper},
 		undo.Step{Name: "lowers", Do: b.openLowers},
@@ -373,12 +373,11 @@ func (l *launcher) release(id uint64) {
 
 // setUp sends the guest its view and waits until it stands in it.
 func (b *building) setUp() error {
-	n := visibleCPUs(b.r.OCI)
-	sys, err := b.l.shared.sysFor(n)
+	sys, err := b.l.shared.sysFor(b.r.VisibleCPUs)
 	if err != nil {
 		return err
 	}
-	etc, err := b.l.shared.etcFor(b.r.OCI.Hostname)
+	etc, err := b.l.shared.etcFor(b.r.Hostname)
 	if err != nil {
 		return err
 	}
@@ -396,13 +395,12 @@ func (b *building) setUp() error {
 		}
 		files = append(files, m)
 	}
-	frame := setupFrame(b.r)
 	c, err := newConn(dup(b.socket))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.uc.Close() }()
-	if err := c.sendBytes(frame.Encode(), files...); err != nil {
+	if err := c.sendBytes(b.r.Frame, files...); err != nil {
 		return err
 	}
 	return awaitReady(c)
@@ -444,12 +442,14 @@ var guestScores = []string{
 }
 
 // setupFrame is pure: what the guest is asked, from the spec.
-func setupFrame(r *request) *guest.SetupFrame {
-	oci := r.OCI
+func setupFrame(oci *specs.Spec, filter []byte) *guest.SetupFrame {
 	f := &guest.SetupFrame{
 		KeepCaps: capabilityMask(oci), Hostname: oci.Hostname, ShmBytes: "65536k",
 		Flags: guest.WithPTS, Masked: oci.Linux.MaskedPaths, ReadOnly: slices.Concat(oci.Linux.ReadonlyPaths, guestScores),
-		Etc: append(slices.Clone(etcFiles), cpuinfo), Filters: r.Filters,
+		Etc: append(slices.Clone(etcFiles), cpuinfo),
+	}
+	if filter != nil {
+		f.Filters = [][]byte{filter}
 	}
 	if oci.Root != nil && oci.Root.Readonly {
 		f.Flags |= guest.RootReadOnly

@@ -22,7 +22,8 @@ const cgroupRoot = "/sys/fs/cgroup"
 //
 //	v1 (each controller)   PARENT/NAME        the guest; for cpu the quota, too
 //	                       PARENT/NAME/c      the limits (memory, pids)
-//	                       PARENT/NAME/c/N    one per concurrent call (memory, pids, cpuacct)
+//	                       PARENT/NAME/c/N    one per concurrent call (memory, pids)
+//	                       PARENT/NAME/N      the same (cpuacct)
 //	v1 (cgroup2, hybrid)   PARENT/NAME        everything: freeze and kill
 //	v2                     PARENT/NAME/g      the guest
 //	                       PARENT/NAME/c      the limits
@@ -241,7 +242,7 @@ func (t *tree) create(name string) error {
 		paths = append(paths, t.at("", name), t.at("", name+"/g"), t.at("", name+"/c"))
 	} else {
 		paths = append(paths, t.dirs(name)...)
-		for _, c := range []string{"memory", "pids", "cpuacct"} {
+		for _, c := range []string{"memory", "pids"} {
 			paths = append(paths, t.at(c, name+"/c"))
 		}
 	}
@@ -260,39 +261,56 @@ func (t *tree) create(name string) error {
 	return nil
 }
 
-// limit writes the limits of the calls' subtree. What is nil has no limit.
-func (t *tree) limit(name string, r *specs.LinuxResources) error {
-	set := func(controller, path, file, value string) error {
-		if err := write(t.at(controller, path), file, value); err != nil {
-			return fmt.Errorf("cgroup limit %s=%s: %w", file, value, err)
-		}
-		return nil
+// limit is one file of a cgroup and what is written to it.
+type limit struct{ Dir, File, Value string }
+
+// limits are those of the calls' subtree. What is nil has no limit.
+func (t *tree) limits(name string, r *specs.LinuxResources) (all []limit) {
+	set := func(controller, path, file, value string) {
+		all = append(all, limit{t.at(controller, path), file, value})
 	}
 	calls := name + "/c"
-	var errs []error
 	if r.Memory != nil && r.Memory.Limit != nil {
 		v := strconv.FormatInt(*r.Memory.Limit, 10)
 		file, swapFile, swap := "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", v
 		if t.v2 {
 			file, swapFile, swap = "memory.max", "memory.swap.max", "0"
 		}
-		errs = append(errs, set("memory", calls, file, v))
-		if _, err := os.Stat(filepath.Join(t.at("memory", calls), swapFile)); err == nil { // absent on hosts without swap accounting
-			errs = append(errs, set("memory", calls, swapFile, swap))
+		set("memory", calls, file, v)
+		if t.swap() {
+			set("memory", calls, swapFile, swap)
 		}
 	}
 	if r.Pids != nil && r.Pids.Limit != nil {
-		errs = append(errs, set("pids", calls, "pids.max", strconv.FormatInt(*r.Pids.Limit, 10)))
+		set("pids", calls, "pids.max", strconv.FormatInt(*r.Pids.Limit, 10))
 	}
 	if r.CPU != nil && r.CPU.Quota != nil && r.CPU.Period != nil {
 		if t.v2 {
-			errs = append(errs, set("cpu", calls, "cpu.max", fmt.Sprintf("%d %d", *r.CPU.Quota, *r.CPU.Period)))
+			set("cpu", calls, "cpu.max", fmt.Sprintf("%d %d", *r.CPU.Quota, *r.CPU.Period))
 		} else {
-			errs = append(errs, set("cpu", name, "cpu.cfs_period_us", strconv.FormatUint(*r.CPU.Period, 10)),
-				set("cpu", name, "cpu.cfs_quota_us", strconv.FormatInt(*r.CPU.Quota, 10)))
+			set("cpu", name, "cpu.cfs_period_us", strconv.FormatUint(*r.CPU.Period, 10))
+			set("cpu", name, "cpu.cfs_quota_us", strconv.FormatInt(*r.CPU.Quota, 10))
 		}
 	}
-	return errors.Join(errs...)
+	return all
+}
+
+// swap says whether this host accounts for swap in cgroups.
+func (t *tree) swap() bool {
+	file := "memory.memsw.limit_in_bytes"
+	if t.v2 {
+		file = "memory.swap.max"
+	}
+	return unix.Access(filepath.Join(t.at("memory", ""), file), unix.F_OK) == nil
+}
+
+func setLimits(all []limit) error {
+	for _, l := range all {
+		if err := write(l.Dir, l.File, l.Value); err != nil {
+			return fmt.Errorf("cgroup limit %s=%s: %w", l.File, l.Value, err)
+		}
+	}
+	return nil
 }
 
 // tasks opens the files that a guest writes "0" to, to be in its sandbox's v1 cgroups: a
@@ -329,10 +347,10 @@ func (t *tree) remove(name string) error {
 	deadline := time.Now().Add(5 * time.Second)
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		var errs []error
+		for _, d := range t.usual(name) {
+			_ = unix.Rmdir(d)
+		}
 		for _, d := range t.allDirs(name) {
-			for _, child := range usual {
-				_ = unix.Rmdir(d + child)
-			}
 			errs = append(errs, removeAll(d))
 		}
 		err := errors.Join(errs...)
@@ -344,9 +362,17 @@ func (t *tree) remove(name string) error {
 	}
 }
 
-// usual are the children of nearly every sandbox's cgroup. To list a cgroup costs more than
-// to remove it, since each file in it is made up for the list.
-var usual = []string{"/c/0", "/c", "/g"}
+// usual are the cgroups that nearly every sandbox has below its own, deepest first. To list
+// a cgroup costs more than to remove it, since each file in it is made up for the list.
+func (t *tree) usual(name string) []string {
+	if t.v2 {
+		return []string{t.at("", name+"/c/0"), t.at("", name+"/c"), t.at("", name+"/g")}
+	}
+	return []string{
+		t.at("memory", name+"/c/0"), t.at("memory", name+"/c"), t.at("pids", name+"/c/0"), t.at("pids", name+"/c"),
+		t.at("cpuacct", name+"/0"),
+	}
+}
 
 // removeAll removes a cgroup and its children, deepest first.
 func removeAll(dir string) error {

@@ -71,12 +71,12 @@ func launcherMain(arg string, newStarter func(json.RawMessage, Env) (Starter, er
 		if err != nil || n == 0 {
 			return 0
 		}
-		var r request
-		if err := json.Unmarshal(buf[:n], &r); err != nil {
+		r, err := decodeRequest(buf[:n])
+		if err != nil {
 			fmt.Fprintln(os.Stderr, "paddock launcher:", err)
 			return 1
 		}
-		go l.serve(&r, files)
+		go l.serve(r, files)
 	}
 }
 
@@ -88,9 +88,8 @@ type entry struct {
 	Private bool
 	// Variable is the one of the environment that this is told in.
 	Variable string
-	// Config is the starter's, nil for a native launcher; Powerless as in Origin.
-	Config    json.RawMessage `json:",omitempty"`
-	Powerless bool            `json:",omitempty"`
+	// Config is the starter's, nil for a native launcher.
+	Config json.RawMessage `json:",omitempty"`
 }
 
 // enterPrivate gives the whole process a mount namespace of its own. Go's threads cannot
@@ -214,11 +213,11 @@ func (l *launcher) serve(r *request, files []*os.File) {
 	}
 	b, err := build(r, files)
 	if err != nil {
-		_ = l.daemon.send(reply{ID: r.ID, Error: err.Error()})
+		_ = l.daemon.reply(reply{ID: r.ID, Error: err.Error()})
 		return
 	}
 	files = append([]*os.File{b.rootClone, b.upper, b.pidfd, b.pool, b.socket}, b.listeners...)
-	_ = l.daemon.send(reply{ID: r.ID, Pid: b.pid, Attached: b.attached, Slot: b.slot, Cgroup: b.cgroup}, files...)
+	_ = l.daemon.reply(reply{ID: r.ID, Pid: b.pid, Attached: b.attached, Slot: b.slot, Cgroup: b.cgroup}, files...)
 	if b.wait != nil {
 		pidfd := b.pidfd
 		b.pidfd = nil
@@ -241,7 +240,7 @@ func (l *launcher) note(pid int, id uint64) {
 	}
 	l.mu.Unlock()
 	if ended {
-		_ = l.daemon.send(reply{ID: id, Exited: true, Status: status})
+		_ = l.daemon.reply(reply{ID: id, Exited: true, Status: status})
 	}
 }
 
@@ -270,7 +269,7 @@ func (l *launcher) reap() {
 		}
 		l.mu.Unlock()
 		if ok {
-			_ = l.daemon.send(reply{ID: id, Exited: true, Status: uint32(ws)})
+			_ = l.daemon.reply(reply{ID: id, Exited: true, Status: uint32(ws)})
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,7 +16,8 @@ import (
 )
 
 // The daemon and its launcher exchange one packet a message over a SOCK_SEQPACKET pair:
-// JSON, and descriptors by SCM_RIGHTS.
+// JSON, and descriptors by SCM_RIGHTS. Behind the JSON of a request for a sandbox come a
+// NUL and the frame that its guest is set up with.
 
 // request asks the launcher for a sandbox. The mount of an upper on a disk goes along, and
 // the descriptors of lowers that have one, in order.
@@ -27,17 +29,42 @@ type request struct {
 	// with Name, ends one; it is not answered.
 	Prepare, Drop bool `json:",omitempty"`
 	// Remove, with Name, removes what a starter keeps of an ended container.
-	Remove bool `json:",omitempty"`
-	Name   string
-	IDs    sandbox.IDMap
-	Lowers []lower
-	Upper  sandbox.Upper
-	OCI    *specs.Spec
-	// Filters are compiled seccomp programs.
-	Filters [][]byte
-	CPUs    []int
+	Remove   bool `json:",omitempty"`
+	Name     string
+	IDs      sandbox.IDMap
+	Lowers   []lower
+	Upper    sandbox.Upper
+	Limits   []limit `json:",omitempty"`
+	Hostname string  `json:",omitempty"`
+	// VisibleCPUs is how many CPUs its programs are told they have; CPUs are those that they
+	// run on, where not on all.
+	VisibleCPUs int   `json:",omitempty"`
+	CPUs        []int `json:",omitempty"`
+	// OCI is for a starter.
+	OCI *specs.Spec `json:",omitempty"`
+	// Frame is the guest's SETUP.
+	Frame []byte `json:"-"`
 	// Listen are the ports of sandbox.Spec.
 	Listen []uint16 `json:",omitempty"`
+}
+
+// encode makes the packet.
+func (r *request) encode() ([]byte, error) {
+	b, err := json.Marshal(r)
+	if err != nil || r.Frame == nil {
+		return b, err
+	}
+	return append(append(b, 0), r.Frame...), nil
+}
+
+// decodeRequest reads a packet, of which it keeps nothing.
+func decodeRequest(b []byte) (*request, error) {
+	text, frame, ok := bytes.Cut(b, []byte{0})
+	r := &request{}
+	if ok {
+		r.Frame = bytes.Clone(frame)
+	}
+	return r, json.Unmarshal(text, r)
 }
 
 type lower struct {
@@ -92,18 +119,27 @@ func newConn(fd int) (*conn, error) {
 	return &conn{uc: uc}, nil
 }
 
-func (c *conn) send(v any, files ...*os.File) error {
-	b, err := json.Marshal(v)
+// request sends a request, reply a reply.
+func (c *conn) request(r *request, files ...*os.File) error {
+	b, err := r.encode()
 	if err != nil {
 		return err
 	}
-	if len(b) > maxMessage {
-		return fmt.Errorf("message of %d bytes, at most %d", len(b), maxMessage)
+	return c.sendBytes(b, files...)
+}
+
+func (c *conn) reply(r reply, files ...*os.File) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
 	}
 	return c.sendBytes(b, files...)
 }
 
 func (c *conn) sendBytes(b []byte, files ...*os.File) error {
+	if len(b) > maxMessage {
+		return fmt.Errorf("message of %d bytes, at most %d", len(b), maxMessage)
+	}
 	var oob []byte
 	if len(files) > 0 {
 		fds := make([]int, len(files))

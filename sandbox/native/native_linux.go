@@ -155,7 +155,7 @@ func (l *Launcher) configure() error {
 			return err
 		}
 		l.info = o.Info
-		l.entry.Stage, l.entry.Variable, l.entry.Config, l.entry.Powerless = o.Stage, o.Variable, config, o.Powerless
+		l.entry.Stage, l.entry.Variable, l.entry.Config = o.Stage, o.Variable, config
 		mode = 0o755
 		l.tree.findOthers()
 	}
@@ -350,7 +350,7 @@ func (p *launcherProcess) ask(r *request, fds []*os.File) (chan started, error) 
 	}
 	p.waiting[r.ID] = answer
 	p.mu.Unlock()
-	if err := p.conn.send(r, fds...); err != nil {
+	if err := p.conn.request(r, fds...); err != nil {
 		return nil, fmt.Errorf("ask launcher: %w", err)
 	}
 	return answer, nil
@@ -412,7 +412,7 @@ func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a st
 		s.remove = func() error { return l.removeContainer(p, spec.Name) }
 	}
 	if a.Attached {
-		s.release = func() error { return p.conn.send(request{ID: r.ID, Release: true}) }
+		s.release = func() error { return p.conn.request(&request{ID: r.ID, Release: true}) }
 	}
 	p.hold(r.ID, s)
 	s.wg.Go(s.listen)
@@ -495,25 +495,21 @@ func (l *Launcher) request(spec sandbox.Spec) (*request, []*os.File, error) {
 			fds = append(fds, lo.Dir)
 		}
 	}
-	filter, err := l.filter(spec.OCI.Linux.Seccomp)
-	if err != nil {
-		return nil, nil, err
+	if o := l.cfg.Origin; o != nil {
+		r.OCI, r.Frame = spec.OCI, greeting(spec.OCI, o.Powerless).Encode()
+	} else {
+		filter, err := l.filter(spec.OCI.Linux.Seccomp)
+		if err != nil {
+			return nil, nil, err
+		}
+		r.Frame = setupFrame(spec.OCI, filter).Encode()
 	}
-	if filter != nil {
-		r.Filters = [][]byte{filter}
-	}
-	slim := *spec.OCI
-	linux := *spec.OCI.Linux
-	linux.Seccomp = nil // travels compiled
-	if l.cfg.Origin != nil {
-		linux.Seccomp, r.Filters = spec.OCI.Linux.Seccomp, nil // for the runtime to compile
-	}
-	slim.Linux = &linux
-	r.OCI = &slim
+	r.Limits = l.tree.limits(spec.Name, spec.OCI.Linux.Resources)
+	r.Hostname, r.VisibleCPUs = spec.OCI.Hostname, visibleCPUs(spec.OCI)
 	l.mu.Lock()
 	l.nextID++
 	r.ID = l.nextID
-	if n, host := visibleCPUs(spec.OCI), runtime.NumCPU(); n < host {
+	if n, host := r.VisibleCPUs, runtime.NumCPU(); n < host {
 		for range n {
 			r.CPUs = append(r.CPUs, l.nextCPU%host)
 			l.nextCPU++

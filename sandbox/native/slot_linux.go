@@ -26,6 +26,7 @@ type slots struct {
 type slot struct {
 	tree *tree
 	path string // below the tree's parent
+	acct string // the same for cpuacct on v1
 
 	cpu0  time.Duration
 	mem0  int64
@@ -88,7 +89,7 @@ func (s *slots) newLocked() *slot {
 }
 
 func newSlot(t *tree, name string, n int) *slot {
-	return &slot{tree: t, path: name + "/c/" + strconv.Itoa(n)}
+	return &slot{tree: t, path: name + "/c/" + strconv.Itoa(n), acct: name + "/" + strconv.Itoa(n)}
 }
 
 // release gives a slot back; processes may still live in it.
@@ -102,7 +103,7 @@ func (s *slot) dirs() []string {
 	if s.tree.v2 {
 		return []string{s.tree.at("", s.path)}
 	}
-	return []string{s.tree.at("memory", s.path), s.tree.at("pids", s.path), s.tree.at("cpuacct", s.path)}
+	return []string{s.tree.at("memory", s.path), s.tree.at("pids", s.path), s.tree.at("cpuacct", s.acct)}
 }
 
 // prepare makes the cgroups where needed and notes the counters.
@@ -163,7 +164,7 @@ func (s *slot) cpu() time.Duration {
 	if s.tree.v2 {
 		return time.Duration(field(s.tree.at("", s.path), "cpu.stat", "usage_usec")) * time.Microsecond
 	}
-	return time.Duration(readInt(s.tree.at("cpuacct", s.path), "cpuacct.usage"))
+	return time.Duration(readInt(s.tree.at("cpuacct", s.acct), "cpuacct.usage"))
 }
 
 func (s *slot) memory() int64 {

@@ -161,7 +161,7 @@ func (l *launcher) buildContainer(r *request, given []*os.File) (*building, erro
 	b := &building{l: l, r: r, given: given}
 	err := undo.Run(
 		undo.Step{Name: "cgroups", Do: func() error { return l.tree.create(r.Name) }},
-		undo.Step{Name: "limits", Do: func() error { return l.tree.limit(r.Name, r.OCI.Linux.Resources) }},
+		undo.Step{Name: "limits", Do: func() error { return setLimits(r.Limits) }},
 		undo.Step{Name: "map ids", Do: b.mapIDs},
 		undo.Step{Name: "upper", Do: b.makeUpper},
 		undo.Step{Name: "lowers", Do: b.openLowers},
@@ -275,11 +275,11 @@ func cgroupOf(pid int) string {
 // of the world.
 func (b *building) parts() ([]Part, error) {
 	t := b.l.shared
-	sys, err := t.sysFor(visibleCPUs(b.r.OCI))
+	sys, err := t.sysFor(b.r.VisibleCPUs)
 	if err != nil {
 		return nil, err
 	}
-	etc, err := t.etcFor(b.r.OCI.Hostname)
+	etc, err := t.etcFor(b.r.Hostname)
 	if err != nil {
 		return nil, err
 	}
@@ -376,19 +376,24 @@ func (b *building) killContainer() error {
 // greet tells the guest that its view is made, and waits until it has dropped the rest of
 // its rights.
 func (b *building) greet() error {
-	f := &guest.SetupFrame{KeepCaps: capabilityMask(b.r.OCI), Hostname: b.r.OCI.Hostname, Flags: guest.AsItIs, Filters: b.r.Filters}
-	if b.l.entry.Powerless {
-		f.KeepCaps = 0
-	}
 	c, err := newConn(dup(b.socket))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.uc.Close() }()
-	if err := c.sendBytes(f.Encode()); err != nil {
+	if err := c.sendBytes(b.r.Frame); err != nil {
 		return err
 	}
 	return awaitReady(c)
+}
+
+// greeting is the SETUP of a guest whose view is made and whose filter is loaded.
+func greeting(oci *specs.Spec, powerless bool) *guest.SetupFrame {
+	f := &guest.SetupFrame{KeepCaps: capabilityMask(oci), Hostname: oci.Hostname, Flags: guest.AsItIs}
+	if powerless {
+		f.KeepCaps = 0
+	}
+	return f
 }
 
 // removeContainer removes what a starter keeps of an ended container, and answers.
@@ -397,7 +402,7 @@ func (l *launcher) removeContainer(r *request) {
 	if err := l.starter.Remove(r.Name); err != nil {
 		a.Error = err.Error()
 	}
-	_ = l.daemon.send(a)
+	_ = l.daemon.reply(a)
 }
 
 // watch tells of the end of a PID 1 that is no child of the launcher.
@@ -409,7 +414,7 @@ func (l *launcher) watch(id uint64, pidfd *os.File, wait func() uint32) {
 			break
 		}
 	}
-	_ = l.daemon.send(reply{ID: id, Exited: true, Status: wait()})
+	_ = l.daemon.reply(reply{ID: id, Exited: true, Status: wait()})
 }
 
 // prepareStarter makes what containers need of a launcher process that has a starter.
