@@ -41,10 +41,30 @@ func (r *Record) Run(ctx context.Context, owner, name string) (runner.Run, error
 // one decodes a query's only column.
 func (r *Record) one(ctx context.Context, into any, query string, args ...any) error {
 	var doc []byte
-	if err := r.db.QueryRowContext(ctx, query, args...).Scan(&doc); err != nil {
+	st, err := r.statement(ctx, query)
+	if err != nil {
+		return err
+	}
+	if err := st.QueryRowContext(ctx, args...).Scan(&doc); err != nil {
 		return err
 	}
 	return decode(doc, into)
+}
+
+// statement parses a query once. Queries are constants of this package, but for List's,
+// which are two.
+func (r *Record) statement(ctx context.Context, query string) (*sql.Stmt, error) {
+	if st, ok := r.statements.Load(query); ok {
+		return st.(*sql.Stmt), nil //nolint:forcetypeassert // nothing else is stored
+	}
+	st, err := r.db.PrepareContext(context.WithoutCancel(ctx), query)
+	if err != nil {
+		return nil, err
+	}
+	if kept, loaded := r.statements.LoadOrStore(query, st); loaded {
+		return kept.(*sql.Stmt), st.Close() //nolint:forcetypeassert // as above
+	}
+	return st, nil
 }
 
 func decode(doc []byte, into any) error {
@@ -73,7 +93,11 @@ func (r *Record) Runs(ctx context.Context, owner string) ([]runner.Run, error) {
 }
 
 func (r *Record) each(ctx context.Context, do func(*sql.Rows) error, query string, args ...any) error {
-	rows, err := r.db.QueryContext(ctx, query, args...)
+	st, err := r.statement(ctx, query)
+	if err != nil {
+		return err
+	}
+	rows, err := st.QueryContext(ctx, args...)
 	if err != nil {
 		return err
 	}
@@ -111,7 +135,7 @@ func (r *Record) UpdateAttempt(ctx context.Context, key runner.Key, a runner.Att
 	return r.do(ctx, d, write{
 		query: "UPDATE attempts SET done = ?, doc = ? WHERE owner = ? AND run = ? AND id = ? AND n = ?",
 		args:  []any{a.State == runner.Done, doc, key.Owner, key.Run, key.ID, a.N},
-		must:  true,
+		must:  true, attempt: attemptKey{key, a.N},
 	})
 }
 

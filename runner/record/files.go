@@ -38,17 +38,32 @@ func (r *Record) attemptDir(key runner.Key, n int) string {
 // Dir is the attempt's directory, made when missing.
 func (r *Record) Dir(key runner.Key, n int) (string, error) {
 	dir := r.attemptDir(key, n)
-	return dir, os.MkdirAll(dir, 0o700)
+	err := os.Mkdir(dir, 0o700)
+	if errors.Is(err, os.ErrNotExist) { // the first attempt's
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if errors.Is(err, os.ErrExist) {
+		err = nil
+	}
+	return dir, err
 }
 
 // Journal opens the journal of calls for appending. A torn last line, which a crash
 // leaves, is cut off first, so that no later line is glued to it.
 func (r *Record) Journal(key runner.Key, n int) (runner.Journal, error) {
-	if _, err := r.Dir(key, n); err != nil {
+	dir, err := r.Dir(key, n)
+	if err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(r.attemptDir(key, n), trajectoryFile), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
+	path := filepath.Join(dir, trajectoryFile)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		return &journal{f: f, dirs: r.dirsOf(key, n)}, nil
+	}
+	if !errors.Is(err, os.ErrExist) {
+		return nil, err
+	}
+	if f, err = os.OpenFile(path, os.O_RDWR, 0); err != nil {
 		return nil, err
 	}
 	end, err := wholeLines(f)
@@ -245,29 +260,18 @@ func (r *Record) Payload(ctx context.Context, key runner.Key, n int) ([]byte, er
 
 // DeleteEpisode removes every attempt and all files of it.
 func (r *Record) DeleteEpisode(ctx context.Context, key runner.Key) error {
-	known := false
-	err := r.each(ctx, func(*sql.Rows) error {
-		known = true
-		return nil
-	}, "SELECT 1 FROM attempts WHERE owner = ? AND run = ? AND id = ? LIMIT 1", key.Owner, key.Run, key.ID)
-	if err != nil {
-		return err
-	}
-	if !known {
-		return missing("no episode %q in run %q", key.ID, key.Run)
-	}
 	args := []any{key.Owner, key.Run, key.ID}
 	// Writes are done in order, so to wait for the last is to wait for both.
-	for _, table := range []struct {
-		name string
-		d    runner.Durability
-	}{{"payloads", runner.Lazy}, {"attempts", runner.Written}} {
-		err := r.do(ctx, table.d, write{
-			query: "DELETE FROM " + table.name + " WHERE owner = ? AND run = ? AND id = ?", args: args,
-		})
-		if err != nil {
-			return err
-		}
+	const whose = " WHERE owner = ? AND run = ? AND id = ?"
+	if err := r.do(ctx, runner.Lazy, write{query: "DELETE FROM payloads" + whose, args: args}); err != nil {
+		return err
+	}
+	err := r.do(ctx, runner.Written, write{query: "DELETE FROM attempts" + whose, args: args, must: true})
+	if runner.KindOf(err) == runner.KindNotFound {
+		err = missing("no episode %q in run %q", key.ID, key.Run)
+	}
+	if err != nil {
+		return err
 	}
 	return os.RemoveAll(r.episodeDir(key))
 }

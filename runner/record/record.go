@@ -18,8 +18,10 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
@@ -59,6 +61,9 @@ type Record struct {
 	wal  *os.File
 	lock *os.File
 
+	// statements are those of reads, by their text.
+	statements sync.Map
+
 	writes chan *write
 	done   chan struct{}
 	syncs  syncer
@@ -76,6 +81,18 @@ type write struct {
 	done  chan error // nil when nobody waits
 	// must says that no changed row is an error: the row is not there.
 	must bool
+	// attempt names the attempt whose state this is. Where nobody waits for it, it may be
+	// done a moment later, or not at all when a later state is done with it.
+	attempt attemptKey
+}
+
+// patient says that the write may be done a moment later.
+func (w *write) patient() bool { return w.done == nil && w.attempt != attemptKey{} }
+
+// attemptKey names one attempt.
+type attemptKey struct {
+	runner.Key
+	n int
 }
 
 var errClosed = errors.New("record is closed")
@@ -198,33 +215,75 @@ func (r *Record) writer(ctx context.Context, db *sql.DB, conn *sql.Conn) {
 	defer conn.Close() //nolint:errcheck // as above
 	prepared := map[string]*sql.Stmt{}
 	for first := range r.writes {
-		batch := append(make([]*write, 0, 16), first)
-	more:
-		for len(batch) < maxBatch {
+		commit(ctx, conn, prepared, dropOvertaken(r.gather(first)))
+	}
+}
+
+// linger is how long states that nobody waits for are kept for others to join them.
+const linger = 2 * time.Millisecond
+
+// gather takes what is queued behind the first write, and lingers while all are patient.
+func (r *Record) gather(first *write) []*write {
+	batch := append(make([]*write, 0, 16), first)
+	var late <-chan time.Time
+	for patient := first.patient(); len(batch) < maxBatch; {
+		var w *write
+		if patient {
+			if late == nil {
+				late = time.After(linger)
+			}
 			select {
-			case w, ok := <-r.writes:
-				if !ok {
-					break more
-				}
-				batch = append(batch, w)
+			case w = <-r.writes:
+			case <-late:
+			}
+		} else {
+			select {
+			case w = <-r.writes:
 			default:
-				break more
 			}
 		}
-		commit(ctx, conn, prepared, batch)
+		if w == nil { // too late, nothing queued, or closed
+			break
+		}
+		batch = append(batch, w)
+		patient = patient && w.patient()
 	}
+	return batch
+}
+
+// dropOvertaken leaves out the states that a later one of the same attempt replaces.
+func dropOvertaken(batch []*write) []*write {
+	if len(batch) == 1 {
+		return batch
+	}
+	later := map[attemptKey]bool{}
+	kept := make([]*write, len(batch))
+	at := len(batch)
+	for _, w := range slices.Backward(batch) {
+		if w.patient() && later[w.attempt] {
+			continue
+		}
+		if w.attempt != (attemptKey{}) {
+			later[w.attempt] = true
+		}
+		at--
+		kept[at] = w
+	}
+	return kept[at:]
 }
 
 // commit does a batch in one transaction. A statement that fails takes only itself out:
 // SQLite undoes it alone.
 func commit(ctx context.Context, conn *sql.Conn, prepared map[string]*sql.Stmt, batch []*write) {
 	errs := make([]error, len(batch))
-	_, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE")
-	if err == nil {
+	var err error
+	if len(batch) == 1 { // a statement alone is a transaction
+		errs[0] = execute(ctx, conn, prepared, batch[0])
+	} else if err = execute(ctx, conn, prepared, &write{query: "BEGIN IMMEDIATE"}); err == nil {
 		for i, w := range batch {
 			errs[i] = execute(ctx, conn, prepared, w)
 		}
-		if _, err = conn.ExecContext(ctx, "COMMIT"); err != nil {
+		if err = execute(ctx, conn, prepared, &write{query: "COMMIT"}); err != nil {
 			// SQLite may have rolled back by itself, as on a full disk. Were it not so, the next
 			// BEGIN would say it.
 			_, _ = conn.ExecContext(ctx, "ROLLBACK")
