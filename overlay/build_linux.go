@@ -323,7 +323,10 @@ func (s *Store) seal(in sealing) (World, error) {
 		s.index.Layers[l.DiffID] = l
 	}
 	if old, ok := s.index.Worlds[w.ID]; ok {
-		w.Created, w.Key, w.Recipe = old.Created, old.Key, old.Recipe
+		w.Created, w.Key = old.Created, old.Key
+		if old.Recipe != StepRecipe { // a step may turn out to be all of a build
+			w.Recipe = old.Recipe
+		}
 	}
 	s.index.Worlds[w.ID] = w
 	if in.key {

@@ -37,6 +37,11 @@ func openDir(p string) (int, error) {
 	return fd, nil
 }
 
+// openSelf opens an open directory once more.
+func openSelf(dir int) (int, error) {
+	return unix.Openat(dir, ".", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+}
+
 // look is lstat of the entry name of a directory.
 func look(dir int, name string) (st unix.Stat_t, err error) {
 	if err := safepath.CheckName(name); err != nil {

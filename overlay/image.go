@@ -5,9 +5,12 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
+	"time"
 
+	docker "github.com/moby/docker-image-spec/specs-go/v1"
 	specs "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/opencontainers/go-digest"
@@ -36,10 +39,14 @@ func sum(data []byte) string {
 // encodeImage makes the image config of a world; its digest is the world's id. There is
 // no time in it, so equal content has an equal id.
 func encodeImage(c Config, diffIDs []string) ([]byte, error) {
-	img := specs.Image{
+	img := imageConfig{
 		Platform: specs.Platform{Architecture: runtime.GOARCH, OS: "linux"},
-		Config: specs.ImageConfig{
-			User: c.User, Env: c.Env, Entrypoint: c.Entrypoint, Cmd: c.Cmd, WorkingDir: c.WorkingDir,
+		Config: docker.DockerOCIImageConfig{
+			ImageConfig: specs.ImageConfig{
+				User: c.User, ExposedPorts: set(c.ExposedPorts), Env: c.Env, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Volumes: set(c.Volumes),
+				WorkingDir: c.WorkingDir, StopSignal: c.StopSignal,
+			},
+			DockerOCIImageConfigExt: docker.DockerOCIImageConfigExt{Healthcheck: (*docker.HealthcheckConfig)(c.Healthcheck), OnBuild: c.OnBuild, Shell: c.Shell},
 		},
 		RootFS: specs.RootFS{Type: "layers", DiffIDs: []digest.Digest{}},
 	}
@@ -47,6 +54,7 @@ func encodeImage(c Config, diffIDs []string) ([]byte, error) {
 		img.RootFS.DiffIDs = append(img.RootFS.DiffIDs, digest.Digest(id))
 	}
 	labels := map[string]string{}
+	maps.Copy(labels, c.Labels)
 	if len(c.Tools) > 0 {
 		text, err := json.Marshal(c.Tools)
 		if err != nil {
@@ -67,9 +75,31 @@ func encodeImage(c Config, diffIDs []string) ([]byte, error) {
 	return json.Marshal(img)
 }
 
+// imageConfig is an image config with what Docker adds to OCI's. Its fields stand in the
+// order of specs.Image, for the order decides the id.
+type imageConfig struct {
+	Created *time.Time `json:"created,omitempty"`
+	Author  string     `json:"author,omitempty"`
+	specs.Platform
+	Config  docker.DockerOCIImageConfig `json:"config"`
+	RootFS  specs.RootFS                `json:"rootfs"`
+	History []specs.History             `json:"history,omitempty"`
+}
+
+func set(all []string) map[string]struct{} {
+	if len(all) == 0 {
+		return nil
+	}
+	out := make(map[string]struct{}, len(all))
+	for _, name := range all {
+		out[name] = struct{}{}
+	}
+	return out
+}
+
 // decodeImage reads an image config that may come from anywhere.
 func decodeImage(data []byte) (Config, []string, error) {
-	var img specs.Image
+	var img imageConfig
 	if err := json.Unmarshal(data, &img); err != nil {
 		return Config{}, nil, refuse("bad_archive", "config", "%v", err)
 	}
@@ -82,13 +112,13 @@ func decodeImage(data []byte) (Config, []string, error) {
 	c := Config{
 		Env: img.Config.Env, WorkingDir: img.Config.WorkingDir, User: img.Config.User,
 		Entrypoint: img.Config.Entrypoint, Cmd: img.Config.Cmd,
+		ImageWords: ImageWords{
+			ExposedPorts: slices.Sorted(maps.Keys(img.Config.ExposedPorts)), Volumes: slices.Sorted(maps.Keys(img.Config.Volumes)),
+			StopSignal: img.Config.StopSignal, Healthcheck: (*Healthcheck)(img.Config.Healthcheck), OnBuild: img.Config.OnBuild, Shell: img.Config.Shell,
+		},
 	}
-	for label, into := range map[string]any{labelTools: &c.Tools, labelSetup: &c.Setup} {
-		if text, ok := img.Config.Labels[label]; ok {
-			if err := json.Unmarshal([]byte(text), into); err != nil {
-				return Config{}, nil, refuse("bad_archive", "config", "label %s: %v", label, err)
-			}
-		}
+	if err := c.setLabels(img.Config.Labels); err != nil {
+		return Config{}, nil, refuse("bad_archive", "config", "%v", err)
 	}
 	var layers []string
 	for _, id := range img.RootFS.DiffIDs {
@@ -99,6 +129,29 @@ func decodeImage(data []byte) (Config, []string, error) {
 	}
 	return c, layers, nil
 }
+
+// setLabels takes an image's labels, and what they say to paddock.
+func (c *Config) setLabels(labels map[string]string) error {
+	own := map[string]any{labelTools: &c.Tools, labelSetup: &c.Setup}
+	for name, text := range labels {
+		into, ok := own[name]
+		if !ok {
+			if c.Labels == nil {
+				c.Labels = map[string]string{}
+			}
+			c.Labels[name] = text
+			continue
+		}
+		if err := json.Unmarshal([]byte(text), into); err != nil {
+			return fmt.Errorf("label %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// SetLabel sets a label. One that is paddock's own, run.paddock.tools or run.paddock.setup,
+// sets what it stands for.
+func (c *Config) SetLabel(name, text string) error { return c.setLabels(map[string]string{name: text}) }
 
 // encodeManifest makes the manifest of a world as it is exported.
 func encodeManifest(configID string, configSize int64, layers []layer) ([]byte, error) {
@@ -122,6 +175,9 @@ func (l layer) descriptor() specs.Descriptor {
 	return specs.Descriptor{MediaType: specs.MediaTypeImageLayer, Digest: digest.Digest(l.DiffID), Size: l.TarSize}
 }
 
+// Override is base with what c sets in its place, field by field.
+func (c Config) Override(base Config) Config { return c.override(base) }
+
 // override is base with what c sets in its place, field by field.
 func (c Config) override(base Config) Config {
 	if c.Env != nil {
@@ -144,6 +200,27 @@ func (c Config) override(base Config) Config {
 	}
 	if c.Setup != nil {
 		base.Setup = c.Setup
+	}
+	if c.Labels != nil {
+		base.Labels = c.Labels
+	}
+	if c.ExposedPorts != nil {
+		base.ExposedPorts = c.ExposedPorts
+	}
+	if c.Volumes != nil {
+		base.Volumes = c.Volumes
+	}
+	if c.StopSignal != "" {
+		base.StopSignal = c.StopSignal
+	}
+	if c.Healthcheck != nil {
+		base.Healthcheck = c.Healthcheck
+	}
+	if c.OnBuild != nil {
+		base.OnBuild = c.OnBuild
+	}
+	if c.Shell != nil {
+		base.Shell = c.Shell
 	}
 	return base
 }

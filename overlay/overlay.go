@@ -46,6 +46,32 @@ type Config struct {
 	Tools []Tool `json:"tools,omitempty"`
 	// Setup, when set, is run once in every fresh fork before the agent's phase.
 	Setup []string `json:"setup,omitempty"`
+	ImageWords
+}
+
+// ImageWords is what an image says beside: kept, and given back to who asks, and of no
+// meaning to an episode.
+type ImageWords struct {
+	Labels map[string]string `json:"labels,omitempty"`
+	// ExposedPorts are as "80/tcp", sorted like Volumes, which are paths.
+	ExposedPorts []string     `json:"exposed_ports,omitempty"`
+	Volumes      []string     `json:"volumes,omitempty"`
+	StopSignal   string       `json:"stop_signal,omitempty"`
+	Healthcheck  *Healthcheck `json:"healthcheck,omitempty"`
+	// Shell is what the shell form of a Dockerfile's commands is run by.
+	Shell   []string `json:"shell,omitempty"`
+	OnBuild []string `json:"on_build,omitempty"`
+}
+
+// Healthcheck is how an engine would ask a container whether it works.
+type Healthcheck struct {
+	// Test begins with NONE, CMD or CMD-SHELL.
+	Test          []string      `json:"test,omitempty"`
+	Interval      time.Duration `json:"interval,omitempty"`
+	Timeout       time.Duration `json:"timeout,omitempty"`
+	StartPeriod   time.Duration `json:"start_period,omitempty"`
+	StartInterval time.Duration `json:"start_interval,omitempty"`
+	Retries       int           `json:"retries,omitempty"`
 }
 
 // Tool is a command of the world that an agent may call by name. Its arguments arrive

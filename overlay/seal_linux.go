@@ -21,6 +21,8 @@ type SealInput struct {
 	Recipe string
 	// Name to point at the result; optional.
 	Name string
+	// Key, unless empty, is what Cached finds the world by.
+	Key string
 }
 
 // Seal makes a world of the fork's own and one layer more: what the upper directory
@@ -42,8 +44,8 @@ func (f *Fork) Seal(ctx context.Context, in SealInput) (World, error) {
 	}
 	defer release()
 	made := sealing{
-		world: World{Recipe: in.Recipe, Created: time.Now().UTC()}, config: in.Config,
-		layers: slices.Clone(layers), stages: map[string]*staging{},
+		world: World{Recipe: in.Recipe, Key: in.Key, Created: time.Now().UTC()}, config: in.Config,
+		layers: slices.Clone(layers), stages: map[string]*staging{}, key: in.Key != "",
 	}
 	st, l, err := f.sealUpper(ctx, in)
 	if err != nil {
