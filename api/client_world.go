@@ -47,6 +47,27 @@ func (c *Client) BuildWorldFrom(ctx context.Context, recipe Recipe, tar io.Reade
 	}, progress)
 }
 
+// BuildDockerfile builds a world from a recipe with a Dockerfile. context, unless nil, is its
+// context as a tar, which the client sends; log is told what is built and what commands write.
+func (c *Client) BuildDockerfile(ctx context.Context, recipe Recipe, context io.Reader, log io.Writer) (Built, error) {
+	body, err := json.Marshal(recipe)
+	if err != nil {
+		return Built{}, &Error{Kind: BadRequest, Detail: err.Error()}
+	}
+	r := call{method: http.MethodPost, path: "/v1/worlds", media: MediaJSON, body: newReader(body)}
+	if context != nil {
+		r.media, r.body, r.header = MediaTar, context, http.Header{HeaderRecipe: {ascii(body)}}
+	}
+	end, err := c.eventsLog(ctx, r, nil, log)
+	if err != nil {
+		return Built{}, err
+	}
+	if end.Built == nil {
+		return Built{}, &Error{Kind: ConnectionLost, Detail: "the stream ended without a world"}
+	}
+	return *end.Built, nil
+}
+
 // ImportWorld imports an image archive that the client sends: an OCI image layout tar or
 // one of `docker save`, plain, gzip or zstd. in says the rest; its Path must be empty.
 func (c *Client) ImportWorld(ctx context.Context, in ImportSpec, tar io.Reader, progress func(Progress)) (World, error) {
@@ -109,6 +130,10 @@ func (c *Client) build(ctx context.Context, r call, progress func(Progress)) (Bu
 
 // events reads a stream to its last event, which is no progress.
 func (c *Client) events(ctx context.Context, r call, progress func(Progress)) (BuildEvent, error) {
+	return c.eventsLog(ctx, r, progress, io.Discard)
+}
+
+func (c *Client) eventsLog(ctx context.Context, r call, progress func(Progress), log io.Writer) (BuildEvent, error) {
 	var last *BuildEvent
 	err := c.lines(ctx, r, func(line []byte) error {
 		var e BuildEvent
@@ -122,6 +147,9 @@ func (c *Client) events(ctx context.Context, r call, progress func(Progress)) (B
 			last = &e
 		case e.Progress != nil && progress != nil:
 			progress(*e.Progress)
+		case e.Log != "":
+			_, err := io.WriteString(log, e.Log)
+			return err
 		}
 		return nil
 	})

@@ -28,6 +28,28 @@ type WorldConfig struct {
 	Cmd        []string `json:"cmd,omitempty"`
 	Tools      []Tool   `json:"tools,omitempty"`
 	Setup      []string `json:"setup,omitempty"`
+	ImageWords
+}
+
+// ImageWords is what an image says beside: kept, and of no meaning to an episode.
+type ImageWords struct {
+	Labels       map[string]string `json:"labels,omitempty"`
+	ExposedPorts []string          `json:"exposed_ports,omitempty" doc:"as 80/tcp"`
+	Volumes      []string          `json:"volumes,omitempty"`
+	StopSignal   string            `json:"stop_signal,omitempty"`
+	Healthcheck  *Healthcheck      `json:"healthcheck,omitempty"`
+	Shell        []string          `json:"shell,omitempty" doc:"what the shell form of a Dockerfile's commands is run by"`
+	OnBuild      []string          `json:"on_build,omitempty"`
+}
+
+// Healthcheck is how an engine would ask a container whether it works.
+type Healthcheck struct {
+	Test           []string `json:"test,omitempty" doc:"begins with NONE, CMD or CMD-SHELL"`
+	IntervalS      float64  `json:"interval_s,omitempty"`
+	TimeoutS       float64  `json:"timeout_s,omitempty"`
+	StartPeriodS   float64  `json:"start_period_s,omitempty"`
+	StartIntervalS float64  `json:"start_interval_s,omitempty"`
+	Retries        int      `json:"retries,omitempty"`
 }
 
 // Tool is a command of the world that an agent may call by name; its arguments arrive as
@@ -45,20 +67,34 @@ type Worlds struct {
 	Worlds []World `json:"worlds"`
 }
 
-// Recipe is what a world is built from; exactly one of Dir, Tar, Busybox, Debian is set.
-// Paths are the daemon's host's.
+// Recipe is what a world is built from; exactly one of Dir, Tar, Busybox, Debian is set, and
+// with Dockerfile at most one of Dir and Tar, which is then its context. Paths are the daemon's
+// host's.
 type Recipe struct {
-	Base    string      `json:"base,omitempty" doc:"id or name of the world to put the layer on"`
-	Dir     string      `json:"dir,omitempty" doc:"host directory whose contents become the layer"`
-	Tar     string      `json:"tar,omitempty" doc:"host file: plain, gzip or zstd"`
-	Busybox bool        `json:"busybox,omitempty" doc:"the base recipe from the host's static busybox"`
-	Debian  *Debian     `json:"debian,omitempty" doc:"the base recipe made by mmdebstrap"`
-	Into    string      `json:"into,omitempty" doc:"directory inside the world that Dir's or Tar's contents go to; / by default"`
-	Ignore  []string    `json:"ignore,omitempty" doc:"patterns, as in .dockerignore, of a Dir left out"`
-	Config  WorldConfig `json:"config,omitzero" doc:"replaces, where set, what the base says"`
-	Version string      `json:"version,omitempty" doc:"a salt for the cache key"`
-	Name    string      `json:"name,omitempty" doc:"a name to point at the result"`
-	Cache   string      `json:"cache,omitempty" doc:"auto (default), off or refresh"`
+	Base    string  `json:"base,omitempty" doc:"id or name of the world to put the layer on"`
+	Dir     string  `json:"dir,omitempty" doc:"host directory whose contents become the layer"`
+	Tar     string  `json:"tar,omitempty" doc:"host file: plain, gzip or zstd"`
+	Busybox bool    `json:"busybox,omitempty" doc:"the base recipe from the host's static busybox"`
+	Debian  *Debian `json:"debian,omitempty" doc:"the base recipe made by mmdebstrap"`
+	// Dockerfile goes with Dir, Tar, Config, Version, Name and Cache.
+	Dockerfile *Dockerfile `json:"dockerfile,omitempty" doc:"build what a Dockerfile says; dir, or tar, is its context"`
+	Into       string      `json:"into,omitempty" doc:"directory inside the world that Dir's or Tar's contents go to; / by default"`
+	Ignore     []string    `json:"ignore,omitempty" doc:"patterns, as in .dockerignore, of a Dir left out"`
+	Config     WorldConfig `json:"config,omitzero" doc:"replaces, where set, what the base says"`
+	Version    string      `json:"version,omitempty" doc:"a salt for the cache key"`
+	Name       string      `json:"name,omitempty" doc:"a name to point at the result"`
+	Cache      string      `json:"cache,omitempty" doc:"auto (default), off or refresh"`
+}
+
+// Dockerfile says how to build by one.
+type Dockerfile struct {
+	Text   string            `json:"text,omitempty" doc:"the Dockerfile; unset, it is read from the context"`
+	File   string            `json:"file,omitempty" doc:"its path in the context; Dockerfile by default"`
+	Args   map[string]string `json:"args,omitempty" doc:"values of ARGs"`
+	Target string            `json:"target,omitempty" doc:"the stage to build, by name or number; the last by default"`
+	Allow  []string          `json:"allow,omitempty" doc:"hosts that RUN reaches through a proxy, HOST[:PORT,...]; none is no network"`
+	Limits Limits            `json:"limits,omitzero" doc:"of each RUN; the policy build's by default. Only cpus, memory, disk, inodes and pids count"`
+	StepS  float64           `json:"step_s,omitempty" doc:"wall time that each RUN may take; 3600 by default"`
 }
 
 // ImportSpec says which image to import when the body of the request is not the archive
@@ -117,6 +153,17 @@ type Built struct {
 	Network bool  `json:"network" doc:"a step used the network"`
 	// TookS is in seconds.
 	TookS float64 `json:"took_s"`
+	// Steps are the instructions of a Dockerfile that touched files.
+	Steps []BuildStep `json:"steps,omitempty"`
+}
+
+// BuildStep is one instruction of a Dockerfile.
+type BuildStep struct {
+	Line    int             `json:"line"`
+	Text    string          `json:"text" doc:"its first line"`
+	Hit     bool            `json:"hit" doc:"the cache had it"`
+	TookS   float64         `json:"took_s"`
+	Network *NetworkSummary `json:"network,omitempty" doc:"what a RUN asked for"`
 }
 
 // Progress says how far long work is; Total is 0 where that is unknown.
@@ -130,6 +177,7 @@ type Progress struct {
 // an error.
 type BuildEvent struct {
 	Progress *Progress `json:"progress,omitempty"`
+	Log      string    `json:"log,omitempty" doc:"text for people: instructions of a Dockerfile and what their commands write"`
 	Built    *Built    `json:"built,omitempty"`
 	Pushed   string    `json:"pushed,omitempty" doc:"of a push: the reference of the manifest"`
 	Error    *Error    `json:"error,omitempty"`

@@ -307,7 +307,7 @@ func translateStore(err error) *api.Error {
 		case "build_failed":
 			kind = api.BuildFailed
 		}
-		return &api.Error{Kind: kind, Field: e.Kind, Detail: strings.TrimPrefix(e.Error(), string(kind)+": ")}
+		return &api.Error{Kind: kind, Field: e.Kind, Detail: strings.TrimLeft(strings.TrimPrefix(e.Error(), string(kind)), ": ")}
 	}
 	switch {
 	case errors.Is(err, overlay.ErrInUse):

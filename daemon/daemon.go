@@ -27,6 +27,7 @@ import (
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/runner/dataset"
+	"github.com/paddock-run/paddock/runner/dockerfile"
 	"github.com/paddock-run/paddock/runner/judge"
 	"github.com/paddock-run/paddock/runner/simulator"
 )
@@ -59,6 +60,8 @@ type Config struct {
 	// Judge judges code; JudgeWorld is the world of requests that name none.
 	Judge      *judge.Judge
 	JudgeWorld string
+	// Dockerfiles builds worlds from Dockerfiles.
+	Dockerfiles *dockerfile.Builder
 	// Datasets keeps root's sets of problems, and below them those of each other tenant.
 	Datasets *dataset.Store
 	Host     policies.Host

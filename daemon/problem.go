@@ -61,7 +61,7 @@ var hints = map[api.Kind]string{
 	api.EpisodeEnded:    `start a new attempt with attempt "next", or another episode`,
 	api.WorldUnhealthy:  "mend the world's set-up and build it anew with `paddock world build`; to build or import the same world again lifts it too",
 	api.NoTool:          "build a world with those packages: `paddock world build --debian bookworm --packages python3,g++ --name judge`",
-	api.BuildFailed:     "the detail ends in the tool's last words: correct the suite or the packages, or build again when the mirror answers",
+	api.BuildFailed:     "the detail ends in the last words of what failed: mend that line, the suite or the packages, or build again when the mirror answers",
 	api.OverCapacity:    "ask again after retry_after seconds",
 	api.RegistryDenied:  "log in with `docker login HOST`, or send a username and password",
 	api.RegistryDown:    "ask again: what has arrived of an image is kept, and the next pull goes on there",

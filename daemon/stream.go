@@ -60,11 +60,6 @@ func (s *stream) send(v any) error {
 	return s.err
 }
 
-// fail writes err as the last line.
-func (s *stream) fail(srv *Server, err error, wrap func(*api.Error) any) error {
-	return s.send(wrap(srv.problem(s.q.route.ID, err)))
-}
-
 // sender takes the lines of a stream.
 type sender interface{ send(v any) error }
 

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"sync"
 
 	"github.com/paddock-run/paddock/api"
 	"github.com/paddock-run/paddock/overlay"
@@ -40,6 +39,9 @@ func (s *Server) buildWorld(q *request) error {
 		return err
 	}
 	defer discard()
+	if in.Dockerfile != nil {
+		return s.buildDockerfile(q, in)
+	}
 	return s.streamBuild(q, func(ctx context.Context, p overlay.Progress) (api.Built, error) {
 		built, err := s.run.BuildWorld(ctx, q.owner(), recipe(in), p)
 		if err != nil {
@@ -112,18 +114,21 @@ func (s *Server) streamBuild(q *request, work func(context.Context, overlay.Prog
 }
 
 func (s *Server) streamWork(q *request, work func(context.Context, overlay.Progress) (api.BuildEvent, error)) error {
-	begin := sync.OnceValue(q.stream)
+	return s.streamTo(q, &lazyStream{q: q}, work)
+}
+
+func (s *Server) streamTo(q *request, lines *lazyStream, work func(context.Context, overlay.Progress) (api.BuildEvent, error)) error {
 	progress := func(step string, done, total int64) {
-		_ = begin().send(api.BuildEvent{Progress: &api.Progress{Step: step, Done: done, Total: total}})
+		_ = lines.send(api.BuildEvent{Progress: &api.Progress{Step: step, Done: done, Total: total}})
 	}
 	last, err := work(q.Context(), progress)
 	if err != nil && !q.began {
 		return err
 	}
 	if err != nil {
-		return begin().fail(s, err, func(p *api.Error) any { return api.BuildEvent{Error: p} })
+		last = api.BuildEvent{Error: s.problem(q.route.ID, err)}
 	}
-	_ = begin().send(last)
+	_ = lines.send(last)
 	return nil
 }
 
@@ -182,6 +187,7 @@ func wireWorld(w overlay.World) api.World {
 		Config: api.WorldConfig{
 			Env: w.Config.Env, WorkingDir: w.Config.WorkingDir, User: w.Config.User, Entrypoint: w.Config.Entrypoint,
 			Cmd: w.Config.Cmd, Tools: mapAll(w.Config.Tools, func(t overlay.Tool) api.Tool { return api.Tool(t) }), Setup: w.Config.Setup,
+			ImageWords: wireWords(w.Config.ImageWords),
 		},
 	}
 }
@@ -189,16 +195,21 @@ func wireWorld(w overlay.World) api.World {
 func recipe(in api.Recipe) overlay.Recipe {
 	r := overlay.Recipe{
 		Base: in.Base, Dir: in.Dir, Tar: in.Tar, Busybox: in.Busybox, Into: in.Into, Ignore: in.Ignore,
-		Config: overlay.Config{
-			Env: in.Config.Env, WorkingDir: in.Config.WorkingDir, User: in.Config.User, Entrypoint: in.Config.Entrypoint,
-			Cmd: in.Config.Cmd, Tools: mapAll(in.Config.Tools, func(t api.Tool) overlay.Tool { return overlay.Tool(t) }), Setup: in.Config.Setup,
-		},
+		Config:  config(in.Config),
 		Version: in.Version, Name: in.Name, Cache: in.Cache,
 	}
 	if in.Debian != nil {
 		r.Debian = &overlay.Debian{Suite: in.Debian.Suite, Packages: in.Debian.Packages}
 	}
 	return r
+}
+
+func config(in api.WorldConfig) overlay.Config {
+	return overlay.Config{
+		Env: in.Env, WorkingDir: in.WorkingDir, User: in.User, Entrypoint: in.Entrypoint,
+		Cmd: in.Cmd, Tools: mapAll(in.Tools, func(t api.Tool) overlay.Tool { return overlay.Tool(t) }), Setup: in.Setup,
+		ImageWords: words(in.ImageWords),
+	}
 }
 
 // mapAll keeps nil nil.

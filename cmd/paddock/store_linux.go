@@ -8,11 +8,13 @@ import (
 	"github.com/paddock-run/paddock/overlay"
 	"github.com/paddock-run/paddock/overlay/image"
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/dockerfile"
 )
 
-// worldStore is the store of worlds with its lock.
+// worldStore is the store of worlds with its lock, as the runner and builds know it.
 type worldStore interface {
 	runner.Worlds
+	dockerfile.Store
 	Close() error
 }
 

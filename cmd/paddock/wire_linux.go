@@ -15,6 +15,7 @@ import (
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/runner/dataset"
+	"github.com/paddock-run/paddock/runner/dockerfile"
 	"github.com/paddock-run/paddock/runner/judge"
 	"github.com/paddock-run/paddock/runner/record"
 	"github.com/paddock-run/paddock/sandbox"
@@ -89,7 +90,7 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 	judges := judge.New(r, log)
 	closers = append(closers, func() error { judges.Close(); return nil })
 	st, err := o.listen(ctx, daemon.Config{
-		Judge: judges, JudgeWorld: o.judgeWorld,
+		Judge: judges, JudgeWorld: o.judgeWorld, Dockerfiles: dockerfile.New(r, store),
 		Runner: r, Policies: set, Launcher: launcher, Sockets: sockets, Spool: filepath.Join(o.root, "tmp"), Version: version,
 		Socket: daemon.SocketOptions{Path: o.socket, Group: o.socketGroup}, Remote: o.remote, Host: host, Log: log, MaxConns: o.maxConns,
 	})

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/paddock-run/paddock/api"
+	"github.com/paddock-run/paddock/overlay"
 )
 
 func worldCommand(c *cli) *cobra.Command {
@@ -25,15 +26,17 @@ func worldCommand(c *cli) *cobra.Command {
 
 func worldBuild(c *cli) *cobra.Command {
 	var r api.Recipe
+	var d dockerfileFlags
 	var debian, packages, user, workdir, tools string
 	var env []string
 	cmd := &cobra.Command{
 		Use:   "build [DIR | TAR]",
-		Short: "Build a world from a directory, a tar, or a base recipe",
+		Short: "Build a world from a directory, a tar, a Dockerfile, or a base recipe",
 		Long: "Build a world. The same contents give the same world on any day and host, and a second build is a cache hit.\n\n" +
 			"  paddock world build --busybox --name busybox\n" +
 			"  paddock world build --debian bookworm --packages python3,git --name py\n" +
-			"  paddock world build ./repo --base py --into /workdir --workdir /workdir --name task-1",
+			"  paddock world build ./repo --base py --into /workdir --workdir /workdir --name task-1\n" +
+			"  paddock world build -f Dockerfile --network allow:deb.debian.org --name image .   # what the Dockerfile says, by paddock's own steps",
 		Args: args(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if debian != "" {
@@ -42,8 +45,17 @@ func worldBuild(c *cli) *cobra.Command {
 				return usageError{errors.New("--packages goes with --debian")}
 			}
 			r.Config.Env, r.Config.User, r.Config.WorkingDir = env, user, workdir
+			if d.file != "" {
+				if err := readTools(tools, &r); err != nil {
+					return err
+				}
+				return c.buildDockerfile(cmd, d, r, a)
+			}
+			if err := d.unused(); err != nil {
+				return err
+			}
 			if len(a) == 0 && !r.Busybox && r.Debian == nil {
-				return usageError{errors.New("paddock world build: nothing to build from: name a directory or a tar, or give --busybox or --debian SUITE")}
+				return usageError{errors.New("paddock world build: nothing to build from: name a directory or a tar, or give -f Dockerfile, --busybox or --debian SUITE")}
 			}
 			if err := readTools(tools, &r); err != nil {
 				return err
@@ -68,6 +80,7 @@ func worldBuild(c *cli) *cobra.Command {
 	f.StringVar(&user, "user", "", "user of the world's programs")
 	f.StringVar(&workdir, "workdir", "", "working directory of the world's programs")
 	f.StringVar(&tools, "tools", "", "JSON file with a list of the world's own tools")
+	d.add(f)
 	return cmd
 }
 
@@ -121,13 +134,7 @@ func (c *cli) build(cmd *cobra.Command, r api.Recipe) error {
 	if err != nil {
 		return err
 	}
-	return c.show(built, func(w io.Writer) {
-		how := "built in " + seconds(built.TookS)
-		if built.Hit {
-			how = "from the cache"
-		}
-		fmt.Fprintf(w, "%s  %s, %d entries, %s\n", built.World.ID, strings.Join(built.World.Names, ","), built.World.Entries, how)
-	})
+	return c.showBuilt(built)
 }
 
 // buildFrom sends the contents along, since the daemon opens files of the host for root
@@ -156,7 +163,8 @@ func (c *cli) buildFrom(cmd *cobra.Command, r api.Recipe, progress func(api.Prog
 }
 
 func worldList(c *cli) *cobra.Command {
-	return &cobra.Command{
+	var steps bool
+	cmd := &cobra.Command{
 		Use: "ls", Short: "List the worlds", Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			all, err := c.client().Worlds(cmd.Context())
@@ -166,6 +174,9 @@ func worldList(c *cli) *cobra.Command {
 			return c.show(all, func(w io.Writer) {
 				rows := [][]string{{"ID", "NAMES", "RECIPE", "LAYERS", "ENTRIES", "SIZE", "CREATED"}}
 				for _, o := range all {
+					if o.Recipe == overlay.StepRecipe && len(o.Names) == 0 && !steps {
+						continue
+					}
 					rows = append(rows, []string{
 						short(o.ID), strings.Join(o.Names, ","), o.Recipe, strconv.Itoa(len(o.Layers)), strconv.FormatInt(o.Entries, 10),
 						api.Size(o.SizeBytes).String(), o.Created.Local().Format(time.DateTime),
@@ -175,6 +186,8 @@ func worldList(c *cli) *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&steps, "steps", false, "list those between the steps of Dockerfiles, too, which are kept as a cache")
+	return cmd
 }
 
 func worldInspect(c *cli) *cobra.Command {
