@@ -14,6 +14,12 @@ PKG     ?= ./...
 FUZZTIME ?= 20s
 # Packages that test-race tests; the others have few goroutines or only start processes.
 RACE    ?= ./runner/... ./daemon ./api ./sandbox/files ./policies ./internal/undo ./internal/egress
+# Who starts the sandboxes of demo and test-attacks: native, oci (by RUNTIME) or docker.
+LAUNCHER ?= native
+RUNTIME ?=
+ifeq ($(LAUNCHER),docker)
+WITH_ENGINE := scripts/with-docker.sh
+endif
 # Packages that test-v2 tests; by default those of scripts/test-v2.packages.
 V2      ?=
 
@@ -32,9 +38,9 @@ build: guest ## build bin/paddock, one static binary
 	@echo "built bin/paddock"
 
 .PHONY: demo
-demo: build ## run the training loop of 64 episodes end to end and print what happened
+demo: build ## run the training loop of 64 episodes end to end; LAUNCHER=oci or docker, RUNTIME=crun, ... choose who starts sandboxes
 	@$(SETUP) test
-	@bin/paddock demo
+	@$(WITH_ENGINE) bin/paddock demo --launcher $(LAUNCHER) $(addprefix --runtime ,$(RUNTIME)) $(addprefix --runtime-path ,$(RUNTIME_PATH))
 
 .PHONY: test
 test: build test-python test-v2 test-race test-unit ## pass every test: some on cgroup v2, some with the race detector, then all of them

@@ -34,6 +34,7 @@ const (
 	RegistryNotFound Kind = "registry_not_found" // it has no such image
 	ForeignOrigin    Kind = "foreign_origin"     // a browser's request, or one for another host
 	PermissionDenied Kind = "permission_denied"
+	Unsupported      Kind = "unsupported"     // the daemon's launcher cannot do it; version says what it can
 	Unauthenticated  Kind = "unauthenticated" // over TCP: no token, or one that is not the daemon's
 )
 

@@ -87,11 +87,19 @@ type Attempt struct {
 	Payload     *PayloadSummary   `json:"payload,omitempty"`
 	Network     *NetworkSummary   `json:"network,omitempty" doc:"what was asked for"`
 	Exchanges   *ExchangesSummary `json:"exchanges,omitempty" doc:"what the endpoints carried"`
+	Launcher    *LauncherUsed     `json:"launcher,omitempty" doc:"who started the sandbox"`
 	Created     time.Time         `json:"created"`
 	Ready       time.Time         `json:"ready,omitzero"`
 	EndedAt     time.Time         `json:"ended_at,omitzero"`
 	DoneAt      time.Time         `json:"done_at,omitzero"`
 	Notes       []string          `json:"notes,omitempty"`
+}
+
+// LauncherUsed says what an attempt's sandbox was held by.
+type LauncherUsed struct {
+	Name    string `json:"name"`
+	Runtime string `json:"runtime,omitempty"`
+	UserNS  bool   `json:"userns" doc:"false: the sandbox's users were the host's, of a range of its own and without capabilities"`
 }
 
 // Digests are the four digests of an attempt, each compared alone.

@@ -103,6 +103,10 @@ func wireAttempt(a runner.Attempt) api.Attempt {
 		OutputBytes: a.Output, Answer: compact(a.Answer), Created: a.Created, Ready: a.Ready, EndedAt: a.EndedAt, DoneAt: a.DoneAt,
 		Notes: a.Notes, Network: wireNetwork(a.Network),
 	}
+	if a.Launcher != nil {
+		l := api.LauncherUsed(*a.Launcher)
+		out.Launcher = &l
+	}
 	if a.Exchanges != nil {
 		x := api.ExchangesSummary(*a.Exchanges)
 		out.Exchanges = &x
@@ -285,6 +289,9 @@ func translateRunner(err error) *api.Error {
 	}
 	if e, ok := errors.AsType[*policies.RefusalError](err); ok {
 		return &api.Error{Kind: api.RefusedByPolicy, Detail: e.Error()}
+	}
+	if e, ok := errors.AsType[*sandbox.UnsupportedError](err); ok {
+		return &api.Error{Kind: api.Unsupported, Detail: e.Error()}
 	}
 	if e, ok := errors.AsType[*sandbox.UserError](err); ok {
 		return &api.Error{Kind: api.UnknownUser, Detail: e.Error()}

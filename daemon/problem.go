@@ -19,7 +19,8 @@ func statusOf(kind api.Kind) int {
 	switch kind {
 	case api.BadRequest, api.UnknownField:
 		return http.StatusBadRequest
-	case api.BadRecipe, api.BadArchive, api.BuildFailed, api.PrepareFailed, api.UnknownTool, api.UnknownUser, api.NoTool:
+	case api.BadRecipe, api.BadArchive, api.BuildFailed, api.PrepareFailed, api.UnknownTool, api.UnknownUser, api.NoTool,
+		api.Unsupported:
 		return http.StatusUnprocessableEntity
 	case api.TooLarge:
 		return http.StatusRequestEntityTooLarge
@@ -65,6 +66,7 @@ var hints = map[api.Kind]string{
 	api.OverCapacity:    "ask again after retry_after seconds",
 	api.RegistryDenied:  "log in with `docker login HOST`, or send a username and password",
 	api.RegistryDown:    "ask again: what has arrived of an image is kept, and the next pull goes on there",
+	api.Unsupported:     "`paddock version` says what this daemon's launcher can do; `paddock serve --launcher native` can do everything",
 	api.Draining:        "the daemon is stopping; ask again when it is back",
 	api.Internal:        "this is a bug of paddock; the daemon's log has a line with the incident",
 	api.ForeignOrigin:   "the daemon is not for browsers; ask for http://paddock/ or http://localhost/ on the unix socket, and over TCP for a name of its certificate",

@@ -71,7 +71,7 @@ func runRoutes() []route {
 		typed("POST", runPath+"/episodes", "createEpisode", "Create an episode, or get what is kept of its id", (*Server).createEpisode,
 			body(bigBody), header(api.HeaderGeneration, "the run's generation that the driver was given"),
 			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownUser, api.RefusedByPolicy, api.Fenced, api.SpecConflict,
-				api.AttemptsExhausted, api.OverCapacity, api.Corrupt, api.NotFound, api.WrongState, api.WorldUnhealthy)),
+				api.AttemptsExhausted, api.OverCapacity, api.Corrupt, api.NotFound, api.WrongState, api.WorldUnhealthy, api.Unsupported)),
 		typed("GET", runPath+"/episodes", "listEpisodes", "List episodes in order of their ids", (*Server).listEpisodes, draining,
 			param("prefix", "string", "of the ids"), param("after", "string", "an id to continue after"), param("max", "integer", "at most so many, 1 to 10000"),
 			may(api.NotFound)),
@@ -93,18 +93,18 @@ func episodeRoutes() []route {
 			agentToo, draining, body(callBody),
 			takes(reflect.TypeFor[api.CallSpec](), api.MediaJSON, api.MediaBytes), gives(reflect.TypeFor[api.CallResult](), api.MediaJSON, api.MediaStream),
 			header(api.HeaderCall, "the call, when the body is its raw stdin"), missing, live,
-			may(api.CallConflict, api.CallCancelled, api.UnknownTool, api.UnknownUser, api.RefusedByPolicy, api.OverCapacity)),
+			may(api.CallConflict, api.CallCancelled, api.UnknownTool, api.UnknownUser, api.RefusedByPolicy, api.OverCapacity, api.Unsupported)),
 		typed("POST", episodePath+"/calls/cancel", "cancelCall", "End a numbered call that nobody waits for: its program is killed", (*Server).cancelCall,
 			agentToo, draining, missing, live),
 		raw("PUT", episodePath+"/archive", "upload", "Unpack a tar (plain, gzip or zstd) under a directory", (*Server).upload,
 			append(archive, draining, takes(nil, api.MediaTar, api.MediaBytes), gives(reflect.TypeFor[api.CallResult](), api.MediaJSON), may(api.BadArchive))...),
 		raw("GET", episodePath+"/archive", "download", "A file or tree as a tar", (*Server).download,
 			append(archive, draining, gives(nil, api.MediaTar))...),
-		typed("POST", episodePath+"/pause", "pauseEpisode", "Freeze an episode and its clocks", (*Server).pauseEpisode, draining, missing, live),
-		typed("POST", episodePath+"/resume", "resumeEpisode", "Let a paused episode go on", (*Server).resumeEpisode, draining, missing, live),
+		typed("POST", episodePath+"/pause", "pauseEpisode", "Freeze an episode and its clocks", (*Server).pauseEpisode, draining, missing, live, may(api.Unsupported)),
+		typed("POST", episodePath+"/resume", "resumeEpisode", "Let a paused episode go on", (*Server).resumeEpisode, draining, missing, live, may(api.Unsupported)),
 		typed("POST", episodePath+"/fork", "forkEpisode", "Make episodes that go on from a live one's files", (*Server).forkEpisode, missing, live,
 			header(api.HeaderGeneration, "the run's generation that the driver was given"),
-			may(api.SpecConflict, api.AttemptsExhausted, api.OverCapacity, api.Corrupt)),
+			may(api.SpecConflict, api.AttemptsExhausted, api.OverCapacity, api.Corrupt, api.Unsupported)),
 		typed("POST", episodePath+"/keepalive", "keepAlive", "Renew a lease of kind ttl", (*Server).keepAlive, draining, missing, live),
 	}
 }
@@ -138,7 +138,7 @@ func recordRoutes() []route {
 func scoreRoutes() []route {
 	missing := may(api.NotFound, api.EpisodeDeleted)
 	return []route{
-		typed("POST", "/v1/graders", "putGrader", "Keep a grader; its name is its digest", (*Server).putGrader, body(bigBody), may(api.UnknownPolicy, api.RefusedByPolicy)),
+		typed("POST", "/v1/graders", "putGrader", "Keep a grader; its name is its digest", (*Server).putGrader, body(bigBody), may(api.UnknownPolicy, api.RefusedByPolicy, api.Unsupported)),
 		typed("GET", graderPath, "getGrader", "A grader by its digest", (*Server).getGrader, draining, may(api.UnknownGrader, api.NotFound)),
 		typed("POST", episodePath+"/scores", "scoreEpisode", "Score a kept end state; runs no agent", (*Server).scoreEpisode, missing,
 			may(api.UnknownGrader, api.NotRescorable, api.WrongState, api.OverCapacity, api.Corrupt)),
@@ -153,11 +153,12 @@ func batchRoutes() []route {
 	follow := param("follow", "boolean", "wait for more until the batch no longer runs")
 	return []route{
 		typed("POST", "/v1/batches", "createBatch", "Run many episodes: from a manifest, or as an open queue", (*Server).createBatch, body(bigBody), generation,
-			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownTool, api.RefusedByPolicy, api.SpecConflict, api.RunExists, api.Fenced, api.OverCapacity, api.NotFound)),
+			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownTool, api.RefusedByPolicy, api.SpecConflict, api.RunExists, api.Fenced, api.OverCapacity, api.NotFound,
+				api.Unsupported)),
 		typed("GET", "/v1/batches", "listBatches", "List the caller's batches", (*Server).listBatches, draining),
 		typed("GET", batchPath, "getBatch", "A batch, its counts and its latest groups", (*Server).getBatch, draining, missing),
 		typed("POST", batchPath+"/episodes", "addToBatch", "Add lines to an open batch, all or none; lines that are there already stay", (*Server).addToBatch, body(bigBody), generation,
-			missing, may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.RefusedByPolicy, api.SpecConflict, api.WrongState, api.Fenced)),
+			missing, may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.RefusedByPolicy, api.SpecConflict, api.WrongState, api.Fenced, api.Unsupported)),
 		typed("POST", batchPath+"/seal", "sealBatch", "Add no more: the batch is done when each line has its result", (*Server).sealBatch, generation, missing, may(api.Fenced)),
 		typed("POST", batchPath+"/resume", "resumeBatch", "Go on with a batch that does not run and is not done", (*Server).resumeBatch, generation,
 			missing, may(api.WrongState, api.Fenced, api.OverCapacity)),

@@ -113,8 +113,10 @@ func (r *Runner) newAttempt(key Key, n int, plan Plan, world overlay.World, pol 
 	if a.workdir == "" {
 		a.workdir = "/"
 	}
+	info := r.cfg.Launcher.Info()
 	a.rec = Attempt{
-		N: n, State: Queued, Generation: gen, SpecDigest: plan.Digest,
+		Launcher: &LauncherUsed{Name: info.Name, Runtime: info.Runtime, UserNS: info.UserNS},
+		N:        n, State: Queued, Generation: gen, SpecDigest: plan.Digest,
 		SampleSeed: plan.SampleSeed, Digests: Digests{Start: start}, Created: time.Now().UTC(),
 	}
 	return a

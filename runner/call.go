@@ -139,6 +139,9 @@ func (a *attempt) checkCall(c *callState) error {
 	if err := checkFields(s, c.tool != nil); err != nil {
 		return err
 	}
+	if info := a.r.cfg.Launcher.Info(); s.PTY != nil && !info.PTY {
+		return info.Lacks("pty")
+	}
 	return checkTool(s)
 }
 

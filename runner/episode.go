@@ -110,13 +110,23 @@ type Attempt struct {
 	// Network is what was asked for, Exchanges what the endpoints carried; nil is nothing.
 	Network   *NetworkSummary   `json:"network,omitempty"`
 	Exchanges *ExchangesSummary `json:"exchanges,omitempty"`
-	IDs       sandbox.IDMap     `json:"ids"`
-	Created   time.Time         `json:"created"`
-	Ready     time.Time         `json:"ready,omitzero"`
-	EndedAt   time.Time         `json:"ended_at,omitzero"`
-	DoneAt    time.Time         `json:"done_at,omitzero"`
+	// Launcher is who started the sandbox; nil in records from before there was a choice.
+	Launcher *LauncherUsed `json:"launcher,omitempty"`
+	IDs      sandbox.IDMap `json:"ids"`
+	Created  time.Time     `json:"created"`
+	Ready    time.Time     `json:"ready,omitzero"`
+	EndedAt  time.Time     `json:"ended_at,omitzero"`
+	DoneAt   time.Time     `json:"done_at,omitzero"`
 	// Notes are things that people should know: a dropped torn record, a failed clean-up.
 	Notes []string `json:"notes,omitempty"`
+}
+
+// LauncherUsed says what an attempt's sandbox was held by.
+type LauncherUsed struct {
+	Name    string `json:"name"`
+	Runtime string `json:"runtime,omitempty"`
+	// UserNS is false where the sandbox's users were the host's.
+	UserNS bool `json:"userns"`
 }
 
 // Digests are the four of semantics section 5, each "v1:sha256:...", compared alone.

@@ -240,6 +240,9 @@ func (r *Runner) checkNetwork(n *PlanNetwork) error {
 	if r.cfg.Egress == nil && len(n.ports()) > 0 {
 		return badField("network", "this daemon has nothing that serves proxies and endpoints")
 	}
+	if info := r.cfg.Launcher.Info(); len(n.ports()) > 0 && !info.Listen {
+		return info.Lacks("listen")
+	}
 	if len(n.Secrets) == 0 {
 		return nil
 	}

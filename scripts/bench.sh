@@ -1,43 +1,5 @@
 #!/bin/sh
-# Runs `paddock bench` beside a Docker Engine: the one that runs already, else one of its
-# own, which is stopped again. Its mounts stay in a private mount namespace and its data in
-# a directory of its own, so that nothing of it is left on the host.
+# Runs `paddock bench` beside a Docker Engine; where none can be had, the docker columns are
+# empty.
 set -eu
-
-paddock=${PADDOCK:-./bin/paddock}
-work=$(mktemp -d "${TMPDIR:-/dev/shm}/paddock-bench.XXXXXX")
-parent=paddock-bench-$$
-pid=
-cleanup() {
-	if [ -n "$pid" ]; then
-		kill "$pid" 2>/dev/null || true
-		wait "$pid" 2>/dev/null || true
-	fi
-	find /sys/fs/cgroup -depth -type d -path "*/$parent*" -exec rmdir {} \; 2>/dev/null || true
-	rm -rf "$work" || true
-}
-trap cleanup EXIT
-trap 'exit 130' INT TERM
-
-running() { docker --host "$1" version >/dev/null 2>&1; }
-
-DOCKER_HOST=${DOCKER_HOST:-unix:///var/run/docker.sock}
-if ! running "$DOCKER_HOST" && command -v dockerd >/dev/null; then
-	DOCKER_HOST=unix://$work/docker.sock
-	unshare --mount --propagation private dockerd \
-		--host "$DOCKER_HOST" --data-root "$work/data" --exec-root "$work/exec" --pidfile "$work/pid" \
-		--cgroup-parent "$parent" --bridge none --iptables=false --storage-driver overlay2 >"$work/dockerd.log" 2>&1 &
-	pid=$!
-	n=0
-	until running "$DOCKER_HOST"; do
-		n=$((n + 1))
-		if [ "$n" -gt 150 ] || ! kill -0 "$pid" 2>/dev/null; then
-			tail -n 5 "$work/dockerd.log" >&2
-			echo "bench: dockerd did not start; the docker columns will be empty" >&2
-			break
-		fi
-		sleep 0.2
-	done
-fi
-export DOCKER_HOST
-"$paddock" bench "$@"
+exec "$(dirname "$0")/with-docker.sh" --optional "${PADDOCK:-./bin/paddock}" bench "$@"

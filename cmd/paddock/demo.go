@@ -27,6 +27,7 @@ type demoOptions struct {
 	root   string
 	resume bool
 	seed   uint32
+	launch launchOptions
 }
 
 func demoCommand(c *cli) *cobra.Command {
@@ -44,6 +45,7 @@ func demoCommand(c *cli) *cobra.Command {
 	flags.StringVar(&o.root, "root", "", "directory for the store and the records (default paddock-demo on a tmpfs)")
 	flags.BoolVar(&o.resume, "resume", false, "go on with the batch that a killed daemon or demo left in --root")
 	flags.Uint32Var(&o.seed, "seed", 1, "seed of the documents")
+	o.launch.flags(flags)
 	return cmd
 }
 
@@ -64,11 +66,14 @@ func runDemo(ctx context.Context, c *cli, o demoOptions) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("the demo starts a daemon and must run as root")
 	}
+	if err := o.launch.check(); err != nil {
+		return err
+	}
 	dir, err := demoDir(ctx, o)
 	if err != nil {
 		return err
 	}
-	d, err := startOwnDaemon(ctx, dir, "--inject-faults", demoFaults)
+	d, err := startOwnDaemon(ctx, dir, append(o.launch.args(), "--inject-faults", demoFaults)...)
 	if err != nil {
 		return err
 	}

@@ -258,6 +258,9 @@ func showEpisode(w io.Writer, e api.Episode) {
 		rows := [][]string{{"  end", outcome(a.End)}, {"  reward", number(a.Reward)}, {"  calls", strconv.FormatInt(a.Calls, 10)}}
 		rows = append(rows, []string{"  time", fmt.Sprintf("start %s, agent %s, wall %s, score %s",
 			seconds(a.Clocks.StartS), seconds(a.Clocks.AgentS), seconds(a.Clocks.WallS), seconds(a.Clocks.ScoreS))})
+		if l := a.Launcher; l != nil {
+			rows = append(rows, []string{"  launcher", strings.TrimSpace(l.Name+" "+l.Runtime) + fmt.Sprintf(", userns=%t", l.UserNS)})
+		}
 		if a.Capture != nil {
 			rows = append(rows, []string{"  captured", fmt.Sprintf("%d paths, %s", a.Capture.Changes, api.Size(a.Capture.Bytes))})
 		}

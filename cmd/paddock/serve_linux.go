@@ -40,6 +40,7 @@ type serveOptions struct {
 	profiles                  string
 	stock                     runner.Stock
 	disk                      diskOptions
+	launch                    launchOptions
 }
 
 func serveCommand(c *cli) *cobra.Command {
@@ -76,6 +77,7 @@ func serveCommand(c *cli) *cobra.Command {
 	f.StringVar(&o.disk.kind, "disk", "auto", "what holds the files of episodes with large disk limits: auto, tmpfs (memory), project (quotas of an XFS or ext4\nmounted with prjquota), loop (an image each), btrfs, none; auto is the first of project, btrfs, loop that works here")
 	f.StringVar(&o.disk.above, "disk-above", "", "keep disk limits up to this in memory; by default a quarter of the host's memory with auto, else 0")
 	f.BoolVar(&o.disk.unlimited, "i-want-no-disk-limits", false, "must go with --disk none, which lets any episode fill the store's disk")
+	o.launch.flags(f)
 	f.StringVar(&o.judgeWorld, "judge-world", "judge", "world of judgements that name none, and of /run_code")
 	f.StringVar(&o.runCode, "run-code-port", "", "loopback ADDRESS:PORT that serves SandboxFusion's /run_code to every user of this host")
 	f.StringVar(&o.profiles, "pprof", "", "unix socket, of root alone, at which to serve /debug/pprof; off by default")
@@ -98,7 +100,7 @@ func (o serveOptions) serve(ctx context.Context, errs io.Writer) error {
 	if err := o.checkRemote(); err != nil {
 		return err
 	}
-	if err := o.disk.check(); err != nil {
+	if err := errors.Join(o.disk.check(), o.launch.check()); err != nil {
 		return err
 	}
 	if os.Geteuid() != 0 {

@@ -19,8 +19,6 @@ import (
 	"github.com/paddock-run/paddock/runner/judge"
 	"github.com/paddock-run/paddock/runner/record"
 	"github.com/paddock-run/paddock/sandbox"
-	"github.com/paddock-run/paddock/sandbox/disk"
-	"github.com/paddock-run/paddock/sandbox/native"
 )
 
 // maxSandboxes bounds the sandboxes at a time: each has a range of user ids.
@@ -71,7 +69,7 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 		return nil, err
 	}
 	closers = append(closers, func() error { return closeDisk(layers) })
-	launcher, err := o.launcher(filepath.Join(run, "launcher"), layers, log)
+	launcher, err := o.launcher(ctx, filepath.Join(run, "launcher"), layers, log)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +79,7 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 		return nil, err
 	}
 	r, err := runner.New(ctx, runner.Config{
-		Root: o.root, Launcher: nativeLauncher{launcher}, Worlds: store, Record: rec, Policies: set, Host: host, IDs: ids,
+		Root: o.root, Launcher: launcher, Worlds: store, Record: rec, Policies: set, Host: host, IDs: ids,
 		Sockets: sockets, Egress: egress.NewHost(secrets, log), Log: log, Faults: faults, Stock: o.stock,
 	})
 	if err != nil {
@@ -130,13 +128,6 @@ func (o serveOptions) listen(ctx context.Context, cfg daemon.Config) (*stack, er
 	return st, nil
 }
 
-func (o serveOptions) launcher(dir string, layers disk.Backend, log *slog.Logger) (*native.Launcher, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	return native.New(native.Config{Dir: dir, CgroupParent: filepath.Join(o.cgroupParent, storeHash(o.root)), Disk: layers, Log: log})
-}
-
 // readFiles reads the policies, and what the proxies of episodes may add to requests.
 func (o serveOptions) readFiles() (*policies.Set, egress.Secrets, error) {
 	set, err := loadPolicies(o.policyDir)
@@ -146,21 +137,3 @@ func (o serveOptions) readFiles() (*policies.Set, egress.Secrets, error) {
 	secrets, err := egress.ReadSecrets(o.secrets)
 	return set, secrets, err
 }
-
-// nativeLauncher and nativeSandbox give the launcher's types as the runner's interfaces,
-// which sandbox/native does not know.
-type nativeLauncher struct{ *native.Launcher }
-
-// Start starts a sandbox.
-func (l nativeLauncher) Start(ctx context.Context, spec sandbox.Spec) (runner.Sandbox, error) {
-	s, err := l.Launcher.Start(ctx, spec)
-	if err != nil {
-		return nil, err
-	}
-	return nativeSandbox{s}, nil
-}
-
-type nativeSandbox struct{ *native.Sandbox }
-
-// Files are the sandbox's files.
-func (s nativeSandbox) Files() runner.Files { return s.Sandbox.Files() }

@@ -16,7 +16,10 @@ import (
 	"github.com/paddock-run/paddock/sandbox/native"
 )
 
-type launcher struct{ *docker.Launcher }
+type launcher struct {
+	*docker.Launcher
+	parent string
+}
 
 func (l launcher) Start(ctx context.Context, spec sandbox.Spec) (runner.Sandbox, error) {
 	s, err := l.Launcher.Start(ctx, spec)
@@ -33,9 +36,8 @@ func (b box) Files() runner.Files { return b.Sandbox.Files() }
 func newLauncher(tb testing.TB, host string) launcher {
 	tb.Helper()
 	need.Root(tb)
-	l, err := docker.New(tb.Context(), docker.Config{
-		Dir: need.Tmpfs(tb), CgroupParent: fmt.Sprintf("paddock-docker-%d-%d", os.Getpid(), parents.Add(1)), Host: host,
-	})
+	parent := fmt.Sprintf("paddock-docker-%d-%d", os.Getpid(), parents.Add(1))
+	l, err := docker.New(tb.Context(), docker.Config{Dir: need.Tmpfs(tb), CgroupParent: parent, Host: host})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -44,7 +46,7 @@ func newLauncher(tb testing.TB, host string) launcher {
 			tb.Errorf("Close: %v", err)
 		}
 	})
-	return launcher{l}
+	return launcher{l, parent}
 }
 
 var parents atomic.Int64

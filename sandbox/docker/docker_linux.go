@@ -54,6 +54,8 @@ type Launcher struct {
 	host string
 	// parent marks its containers.
 	parent string
+	// sockets is the directory that PID 1s dial in.
+	sockets string
 }
 
 // New asks the engine what it is, removes the containers that a dead daemon left, and
@@ -99,7 +101,7 @@ func New(ctx context.Context, cfg Config) (*Launcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Launcher{l: l, host: s.Host, parent: cfg.CgroupParent}, nil
+	return &Launcher{l: l, host: s.Host, parent: cfg.CgroupParent, sockets: sockets}, nil
 }
 
 // Examine refuses an engine that could not start a sandbox as it is meant to be.
@@ -184,7 +186,7 @@ func (l *Launcher) Info() sandbox.Info { return l.l.Info() }
 // Close ends every sandbox and the launcher process, and removes what containers a launcher
 // process that died has left.
 func (l *Launcher) Close() error {
-	err := l.l.Close()
+	err := errors.Join(l.l.Close(), os.RemoveAll(l.sockets))
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	e, derr := engine.Dial(ctx, l.host)
@@ -193,3 +195,6 @@ func (l *Launcher) Close() error {
 	}
 	return errors.Join(err, sweep(ctx, e, l.parent, slog.New(slog.DiscardHandler)), e.Close())
 }
+
+// ProcessID is the launcher process's, for people and tests.
+func (l *Launcher) ProcessID() int { return l.l.ProcessID() }
