@@ -46,6 +46,22 @@ type EndpointSpec struct {
 	Port uint16 `json:"port,omitempty"`
 	// Raw carries bytes of any protocol, unrecorded; otherwise the endpoint speaks HTTP.
 	Raw bool `json:"raw,omitempty"`
+	// Health is the path that the daemon asks for itself where a request was answered 5xx or
+	// not at all: unset /. A target that answers it 5xx, too, is the client's fault. Like
+	// Target it is not in the spec digest.
+	Health string `json:"health,omitempty"`
+}
+
+// parse reads where the endpoint leads.
+func (s EndpointSpec) parse() (egress.Target, error) {
+	to, err := egress.ParseTarget(s.Target)
+	if err != nil {
+		return to, err
+	}
+	if s.Raw && s.Health != "" {
+		return to, errors.New("a raw endpoint speaks no HTTP, and has no health")
+	}
+	return to.WithHealth(s.Health)
 }
 
 // PlanNetwork is what a sandbox reaches, with everything filled in.
@@ -98,6 +114,9 @@ func planNetwork(n NetworkSpec, endpoints map[string]EndpointSpec, pol *policies
 		}
 		if _, err := egress.ParseTarget(spec.Target); err != nil {
 			return p, badField(at+"/target", "%v", err)
+		}
+		if _, err := spec.parse(); err != nil {
+			return p, badField(at+"/health", "%v", err)
 		}
 		if spec.Port != 0 && taken[spec.Port] {
 			return p, badField(at+"/port", "%d is the proxy's or another endpoint's", spec.Port)
@@ -296,7 +315,7 @@ func (r *Runner) openDoors(sb Sandbox, f doorsFor) (*doors, error) {
 	}
 	for i, name := range slices.Sorted(maps.Keys(f.endpoints)) {
 		spec := f.endpoints[name]
-		to, err := egress.ParseTarget(spec.Target)
+		to, err := spec.parse()
 		if err != nil {
 			return nil, errors.Join(err, d.close())
 		}
@@ -322,7 +341,7 @@ func (d *doors) close() error {
 // lead makes endpoints go where a later request for the same episode says.
 func (d *doors) lead(endpoints map[string]EndpointSpec) {
 	for name, spec := range endpoints {
-		if to, err := egress.ParseTarget(spec.Target); err == nil && d.endpoints[name] != nil {
+		if to, err := spec.parse(); err == nil && d.endpoints[name] != nil {
 			d.endpoints[name].Lead(to)
 		}
 	}

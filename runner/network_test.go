@@ -95,6 +95,12 @@ func TestNetworkSpecsAreChecked(t *testing.T) {
 		"endpoints/model/target": func(s *runner.EpisodeSpec) {
 			s.Endpoints = map[string]runner.EndpointSpec{"model": {Target: "client"}}
 		},
+		"endpoints/model/health": func(s *runner.EpisodeSpec) {
+			s.Endpoints = map[string]runner.EndpointSpec{"model": {Target: "h:1", Health: "health"}}
+		},
+		"endpoints/db/health": func(s *runner.EpisodeSpec) {
+			s.Endpoints = map[string]runner.EndpointSpec{"db": {Target: "h:1", Raw: true, Health: "/"}}
+		},
 		"endpoints/model/port": func(s *runner.EpisodeSpec) {
 			s.Policy, s.Endpoints = "networked-allowlist", map[string]runner.EndpointSpec{"model": {Target: "h:1", Port: 3128}}
 		},
@@ -203,7 +209,11 @@ func TestEndpointsWorkUnderAnyPolicy(t *testing.T) {
 		_, _ = io.WriteString(w, `{"choices": [{"index": 0, "token_ids": [1, 2]}]}`)
 	}))
 	t.Cleanup(first.Close)
-	second := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusServiceUnavailable) }))
+	second := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/" { // what the daemon asks for itself works
+			http.Error(w, "no", http.StatusServiceUnavailable)
+		}
+	}))
 	t.Cleanup(second.Close)
 	to := first.Listener.Addr().String()
 	key := b.live("end", leading(to))
@@ -222,7 +232,7 @@ func TestEndpointsWorkUnderAnyPolicy(t *testing.T) {
 	if !again.Kept || again.Episode.State != runner.Live {
 		t.Errorf("asked again with another target: kept %v, %s", again.Kept, again.Episode.State)
 	}
-	if res := b.get(key, "4301", "/", "x"); !strings.Contains(string(res.Stdout.Head), "503 Service Unavailable") {
+	if res := b.get(key, "4301", "/v1/completions", "x"); !strings.Contains(string(res.Stdout.Head), "503 Service Unavailable") {
 		t.Errorf("led elsewhere: %q", res.Stdout.Head)
 	}
 	done, err := b.Finish(t.Context(), key, runner.FinishSpec{})
@@ -255,8 +265,8 @@ func TestEndpointsWorkUnderAnyPolicy(t *testing.T) {
 }
 
 // TestADownEndpointIsTheClients: null and retryable, with its neighbour, whose reward stays.
+// One whose every answer is 5xx, also to the daemon, is as down as one where nobody listens.
 func TestADownEndpointIsTheClients(t *testing.T) {
-	b := newBench(t, networked(t))
 	var lc net.ListenConfig
 	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -264,8 +274,21 @@ func TestADownEndpointIsTheClients(t *testing.T) {
 	}
 	nobody := l.Addr().String()
 	_ = l.Close()
-	key, neighbour := b.live("down", leading(nobody)), b.live("up")
-	_, err = b.Call(t.Context(), key, runner.CallSpec{
+	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no upstream", http.StatusBadGateway) }))
+	t.Cleanup(broken.Close)
+	for name, target := range map[string]string{"nobody listens": nobody, "answers 502": broken.Listener.Addr().String()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			downIsTheClients(t, target, name == "nobody listens")
+		})
+	}
+}
+
+func downIsTheClients(t *testing.T, target string, absent bool) {
+	t.Helper()
+	b := newBench(t, networked(t))
+	key, neighbour := b.live("down", leading(target)), b.live("up")
+	_, err := b.Call(t.Context(), key, runner.CallSpec{
 		Tool: "exec", Argv: []string{"nc", "127.0.0.1", "4301"}, Stdin: []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
 	}, runner.CallIO{})
 	if err != nil && runner.KindOf(err) != runner.KindEpisodeEnded {
@@ -279,20 +302,21 @@ func TestADownEndpointIsTheClients(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if end := ep.Last().End; end == nil || end.Status != runner.Errored || end.Cause != runner.Client || end.Step != "model" || !strings.Contains(strings.Join(end.Evidence, " "), nobody) {
+	if end := ep.Last().End; end == nil || end.Status != runner.Errored || end.Cause != runner.Client || end.Step != "model" || !strings.Contains(strings.Join(end.Evidence, " "), target) {
 		t.Errorf("end %+v, want the client's", end)
 	}
 	if ep.Valid {
 		t.Error("it has a reward")
 	}
-	if n := ep.Last().Network; n == nil || n.Seen[0].Verdict != egress.Down {
+	isDown := func(s egress.Seen) bool { return s.Verdict == egress.Down }
+	if n := ep.Last().Network; n == nil || !slices.ContainsFunc(n.Seen, isDown) || n.Seen[0].Verdict != egress.Down && absent {
 		t.Errorf("network %+v", n)
 	}
 	if done, err := b.Finish(t.Context(), neighbour, runner.FinishSpec{}); err != nil || done.Last().End.Cause != runner.Agent {
 		t.Errorf("the neighbour: %+v, %v", done.Last().End, err)
 	}
 	// Asked again, it is tried again.
-	if c, err := b.Create(t.Context(), owner, 0, b.spec("down", leading(nobody), func(s *runner.EpisodeSpec) { s.Retries = 1 })); err != nil || c.Episode.Last().N != 2 {
+	if c, err := b.Create(t.Context(), owner, 0, b.spec("down", leading(target), func(s *runner.EpisodeSpec) { s.Retries = 1 })); err != nil || c.Episode.Last().N != 2 {
 		t.Errorf("a retry: %+v, %v", c.Episode.State, err)
 	}
 }

@@ -49,7 +49,7 @@ func (e *episodeFlags) add(f *pflag.FlagSet) {
 		"HOST[:PORT,...] that the proxy lets through: a name, *.NAME, an address or a range; may be repeated; the policy is then networked-allowlist unless --policy names one")
 	f.StringArrayVar(&e.spec.Network.Secrets, "secret", nil, "name of a secret of the daemon's that the proxy adds to requests; may be repeated")
 	f.StringArrayVar(&e.endpoints, "endpoint", nil,
-		"NAME=TARGET[,port=N][,raw]: a port of the sandbox's loopback that leads to TARGET, unix:/PATH or HOST:PORT of the daemon's host; may be repeated")
+		"NAME=TARGET[,port=N][,raw][,health=/PATH]: a port of the sandbox's loopback that leads to TARGET, unix:/PATH or HOST:PORT of the daemon's host; may be repeated")
 	f.Uint32Var(&e.envSeed, "env-seed", 0, "PADDOCK_SEED, in place of the one made of run and group")
 	e.seedSet = func() bool { return f.Changed("env-seed") }
 }
@@ -92,7 +92,7 @@ func (e *episodeFlags) make(world string) (api.EpisodeSpec, error) {
 // networkedPolicy is the policy of commands that name hosts and no policy.
 const networkedPolicy = "networked-allowlist"
 
-// parseEndpoints reads NAME=TARGET[,port=N][,raw].
+// parseEndpoints reads NAME=TARGET[,port=N][,raw][,health=PATH].
 func parseEndpoints(all []string) (map[string]api.EndpointSpec, error) {
 	texts, err := pairs("--endpoint", all)
 	if err != nil {
@@ -109,10 +109,12 @@ func parseEndpoints(all []string) (map[string]api.EndpointSpec, error) {
 			case !given:
 			case option == "raw":
 				e.Raw = true
+			case strings.HasPrefix(option, "health=/"):
+				e.Health = strings.TrimPrefix(option, "health=")
 			case isPort && err == nil && n > 0:
 				e.Port = uint16(n)
 			default:
-				return nil, usageError{fmt.Errorf("--endpoint %s: option %q: want port=N or raw", name, option)}
+				return nil, usageError{fmt.Errorf("--endpoint %s: option %q: want port=N, raw or health=/PATH", name, option)}
 			}
 		}
 		if out == nil {

@@ -2,12 +2,14 @@ package egress
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -30,8 +32,10 @@ type Endpoint struct {
 	Record func(Exchange)
 	// Down is called when nobody is there at the target, though it was tried again for as
 	// long as Patience: its port is closed, its socket or name does not exist. That is no
-	// program's doing. A target that only takes no connection in time is Busy, for which a
-	// flood is enough, and Down is not called. Nil is nobody.
+	// program's doing. It is called, too, when a request was answered 5xx, or not at all, and
+	// so was every one of the daemon's own for as long (doubt). A target that only takes no
+	// connection in time is Busy, for which a flood is enough, and Down is not called. Nil is
+	// nobody.
 	Down func(detail string)
 	// Patience is unset DefaultPatience.
 	Patience time.Duration
@@ -55,6 +59,7 @@ type Door struct {
 	to     atomic.Pointer[Target]
 	ledger *Ledger
 	keep   keeper
+	doubt  doubt
 }
 
 // Endpoint serves l, which is the endpoint's from now on, until Close.
@@ -174,6 +179,8 @@ func (d *Door) exchange(ctx context.Context, c net.Conn) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	x := newExchange(d.e.Name, r, &d.keep)
+	d.doubt.enter(ctx, x, cancel)
+	defer d.doubt.leave(x)
 	seen := Seen{Method: r.method}
 	out, to, no := d.reach(ctx, &seen, func() { cancel(errTime) })
 	if no != nil {
@@ -204,16 +211,51 @@ func (d *Door) trip(ctx context.Context, c net.Conn, br *bufio.Reader, r *reques
 	sent := &teeBody{ReadCloser: &body{c: c, br: br, r: r}, to: x.request}
 	resp, err := trip.RoundTrip(r.rewrite(ctx, "http", to.hostHeader(), sent))
 	if err != nil {
-		return refuse(Broken, "the endpoint %s took the request and gave no answer: %v", d.e.Name, err)
+		return d.broken(ctx, x, "took the request and gave no answer", err)
 	}
 	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode >= http.StatusInternalServerError && takeWhole(resp) {
+		if no := d.ask(x, fmt.Sprintf("answered %d", resp.StatusCode)); no != nil { //nolint:contextcheck // the door's: others wait for it, too
+			return no
+		}
+	}
 	x.out.Status, x.media = resp.StatusCode, resp.Header.Get("Content-Type")
 	came := &teeBody{ReadCloser: resp.Body, to: x.answer}
 	resp.Body = came
 	if err := writeResponse(c, resp, r); err != nil && came.err != nil && !errors.Is(came.err, io.EOF) {
-		return refuse(Broken, "the endpoint %s broke its answer off: %v", d.e.Name, came.err)
+		return d.broken(ctx, x, "broke its answer off", came.err)
 	}
 	return nil
+}
+
+// maxFault bounds an answer of 5xx that is read before the target is asked about it.
+const maxFault = 1 << 20
+
+// takeWhole reads an answer to its end, so that its connection is no load on the target any
+// more. It says whether it could; what it read is passed on in any case.
+func takeWhole(resp *http.Response) bool {
+	body := resp.Body
+	b, err := io.ReadAll(io.LimitReader(body, maxFault+1))
+	if err == nil && len(b) <= maxFault {
+		_ = body.Close()
+		resp.Body = io.NopCloser(bytes.NewReader(b))
+		return true
+	}
+	resp.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(b), body), body}
+	return false
+}
+
+// broken is of an answer that did not come, or not to its end.
+func (d *Door) broken(ctx context.Context, x *exchange, how string, err error) *refusal {
+	if ctx.Err() == nil { // it was not cut from here
+		if no := d.ask(x, how); no != nil { //nolint:contextcheck // as above
+			return no
+		}
+	}
+	return refuse(Broken, "the endpoint %s %s: %v", d.e.Name, how, cmp.Or(context.Cause(ctx), err))
 }
 
 // teeBody keeps what is read through it.

@@ -174,7 +174,7 @@ func TestStreamsPassAtOnce(t *testing.T) {
 }
 
 // TestADownTargetIsTheClients: it is tried again first, and said to whom it concerns; an
-// answer of 500 is an answer.
+// answer of 500 to one request is an answer.
 func TestADownTargetIsTheClients(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "s")
@@ -189,8 +189,10 @@ func TestADownTargetIsTheClients(t *testing.T) {
 	if x := d.exchanges(); len(x) != 1 || x[0].Status != 0 || !strings.Contains(x[0].Error, "endpoint_down") {
 		t.Errorf("recorded %+v", x)
 	}
-	socketServer(t, path, func(w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, "overloaded", http.StatusInternalServerError)
+	socketServer(t, path, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			http.Error(w, "overloaded", http.StatusInternalServerError)
+		}
 	})
 	if status, body := d.post(t, "/", "x"); status != http.StatusInternalServerError || body != "overloaded\n" {
 		t.Errorf("an answer of 500: %d %q", status, body)

@@ -11,6 +11,7 @@ import (
 // Target is where an endpoint leads: a socket of the host, or a port.
 type Target struct {
 	network, address string
+	health           string
 }
 
 // maxSocketPath is what a socket's name may have.
@@ -45,6 +46,26 @@ func (t Target) String() string {
 		return "unix:" + t.address
 	}
 	return t.address
+}
+
+// maxHealthPath bounds a path of WithHealth.
+const maxHealthPath = 256
+
+// WithHealth has the target asked for a path where it is in doubt whether it works; empty is
+// the root. An answer of 5xx to it says that it does not.
+func (t Target) WithHealth(path string) (Target, error) {
+	if path != "" && (path[0] != '/' || len(path) > maxHealthPath || strings.ContainsFunc(path, func(r rune) bool { return r <= ' ' || r > '~' || r == '#' })) {
+		return Target{}, fmt.Errorf("health %.300q: want a path from / on, of at most %d printable letters", path, maxHealthPath)
+	}
+	t.health = path
+	return t, nil
+}
+
+func (t Target) healthPath() string {
+	if t.health == "" {
+		return "/"
+	}
+	return t.health
 }
 
 // hostHeader is what requests call the target.

@@ -1,0 +1,181 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// doubt is how an endpoint finds out whose fault an answer of 5xx is, or one that did not
+// come: the daemon itself asks the target, with a request of which no program wrote anything.
+// As long as that fails, nothing of the sandbox's is carried, so that no flood of it, and no
+// connection that it holds, can be why.
+type doubt struct {
+	mu sync.Mutex
+	// over is closed when the target has been asked; nil while nobody asks. down is what
+	// came of it.
+	over chan struct{}
+	down *refusal
+	// sure is when the target last answered that it works.
+	sure time.Time
+	// cut ends the exchanges that are under way.
+	cut map[*exchange]context.CancelCauseFunc
+}
+
+const (
+	// certain is how long an answer of the target is good for: a program that provokes 5xx
+	// does not have it asked each time.
+	certain = time.Second
+	// healthTimeout is how long the target has for that answer.
+	healthTimeout = 5 * time.Second
+)
+
+var errDoubt = errors.New("the target answers 5xx, and is asked by the daemon with nothing of the sandbox's under way")
+
+// enter waits until nobody asks, and lets the exchange be cut from then on.
+func (d *doubt) enter(ctx context.Context, x *exchange, cut context.CancelCauseFunc) {
+	for {
+		d.mu.Lock()
+		over := d.over
+		if over == nil || ctx.Err() != nil {
+			if d.cut == nil {
+				d.cut = map[*exchange]context.CancelCauseFunc{}
+			}
+			d.cut[x] = cut
+			d.mu.Unlock()
+			return
+		}
+		d.mu.Unlock()
+		select {
+		case <-over:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (d *doubt) leave(x *exchange) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.cut, x)
+}
+
+// begin says whether the caller is to ask; otherwise another does, until over is closed. Both
+// are empty while the last answer is good.
+func (d *doubt) begin() (mine bool, over chan struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.over != nil {
+		return false, d.over
+	}
+	if time.Since(d.sure) < certain {
+		return false, nil
+	}
+	d.over = make(chan struct{})
+	return true, d.over
+}
+
+func (d *doubt) end(down *refusal) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.down = down; down == nil {
+		d.sure = time.Now()
+	}
+	close(d.over)
+	d.over = nil
+}
+
+// cutOthers ends the exchanges under way but for x, whose answer waits for what comes of this.
+func (d *doubt) cutOthers(x *exchange, why error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for other, cut := range d.cut {
+		if other != x {
+			cut(why)
+		}
+	}
+}
+
+// ask asks the target whether it works, and returns a refusal when it does not: when it
+// answered nothing but 5xx for all of the patience, or was not there. Whoever else doubts
+// meanwhile gets the same answer.
+func (d *Door) ask(x *exchange, why string) *refusal {
+	mine, over := d.doubt.begin()
+	if !mine {
+		if over == nil {
+			return nil
+		}
+		<-over
+		d.doubt.mu.Lock()
+		defer d.doubt.mu.Unlock()
+		return d.doubt.down
+	}
+	detail := d.fails(x)
+	var no *refusal
+	if detail != "" {
+		no = refuse(Down, "the endpoint %s %s, and so it does when the daemon asks: %s", d.e.Name, why, detail)
+	}
+	d.doubt.end(no)
+	if no != nil && d.e.Down != nil && d.ctx.Err() == nil {
+		d.e.Down(fmt.Sprintf("%s leads to %s: it %s, and asked by the daemon: %s", d.e.Name, d.to.Load(), why, detail))
+	}
+	return no
+}
+
+// fails says how the target failed each time that it was asked, for as long as the patience;
+// empty is that it works, or that nobody can tell: an answer that does not come in time may
+// be what a program's earlier requests are still the reason for.
+func (d *Door) fails(x *exchange) string {
+	deadline := time.Now().Add(d.e.Patience)
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		failure := d.health()
+		if failure == "" || d.ctx.Err() != nil {
+			return ""
+		}
+		if time.Now().Add(wait).After(deadline) {
+			return failure
+		}
+		d.doubt.cutOthers(x, errDoubt)
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-d.ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// health makes one request of the daemon's own. It returns how the target fails, and nothing
+// where it works or that cannot be told.
+func (d *Door) health() string {
+	ctx, cancel := context.WithTimeout(d.ctx, healthTimeout)
+	defer cancel()
+	to := *d.to.Load()
+	out, err := d.host.connect(ctx, to, d.e.UID)
+	if err != nil {
+		if absent(err) {
+			return err.Error()
+		}
+		return ""
+	}
+	defer func() { _ = out.Close() }()
+	path := to.healthPath()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+to.hostHeader()+path, http.NoBody)
+	if err != nil {
+		return ""
+	}
+	req.Header.Set("User-Agent", "paddock")
+	trip := transport(out)
+	defer trip.CloseIdleConnections()
+	resp, err := trip.RoundTrip(req)
+	if err != nil {
+		return ""
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode < http.StatusInternalServerError {
+		return ""
+	}
+	return fmt.Sprintf("GET %s is answered %d", path, resp.StatusCode)
+}
