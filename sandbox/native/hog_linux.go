@@ -6,21 +6,36 @@ import (
 )
 
 const (
-	// hogWindow is how often the CPU time of a sandbox with something running is looked at;
-	// a call that is shorter costs no look at all.
-	hogWindow = 50 * time.Millisecond
-	// hogShare of one CPU, used over a window, makes a sandbox a hog.
-	hogShare = 0.5
-	// calmWindow is how often a hog is looked at, and calmShare what it uses at most over
-	// one to be none any more. One that gets no CPU at all seems calm: so it gets its turn.
+	// brief is the CPU time that a call has before its sandbox weighs less than those that
+	// answer and sleep, and hogAt the time after which it yields to all of them.
+	brief = 10 * time.Millisecond
+	hogAt = 200 * time.Millisecond
+	// free is the part of a CPU that counts for nothing. It is small, because many that
+	// compute at once get little each.
+	free = 0.02
+	// firstLook comes that long after a call began, so that a shorter one costs no look;
+	// later ones come ever more rarely, down to one in maxLook where little is used.
+	firstLook = 10 * time.Millisecond
+	maxLook   = 50 * time.Millisecond
+	// calmWindow is how often a hog is looked at, and calmShare of a CPU what it uses at most
+	// over one to be none any more. One that gets no CPU at all seems calm: so it gets its turn.
 	calmWindow = time.Second
 	calmShare  = 0.05
 )
 
-// hog keeps a sandbox that computes without end from delaying those that answer and sleep:
-// its cgroup becomes SCHED_IDLE, so that what wakes in any other runs at once. Hogs share
-// what is left as before, and where nobody else wants the CPU nothing changes. The next
-// call is first of all an ordinary one again, unless what still runs is the hog.
+// pace is how a sandbox's cgroup is scheduled among its like.
+type pace int
+
+const (
+	fresh pace = iota // with the weight of any cgroup
+	light             // with an eighth of it
+	idle              // SCHED_IDLE: what wakes in any other runs at once
+)
+
+// hog keeps a sandbox that computes from delaying those that answer and sleep, the more the
+// longer it does: as the CPU time adds up that its calls used, its cgroup gets light, and
+// then idle. Hogs share what is left as before, and where nobody else wants the CPU nothing
+// changes. The next call is first of all a fresh one again, unless what still runs is the hog.
 type hog struct {
 	tree *tree
 	name string
@@ -28,11 +43,13 @@ type hog struct {
 	mu      sync.Mutex
 	timer   *time.Timer
 	running int // calls
-	idle    bool
-	ever    bool // it was one
+	pace    pace
+	ever    bool // it was idle
 	closed  bool
-	at      time.Time
-	cpu     time.Duration
+	at      time.Time     // of the last look
+	cpu     time.Duration // then
+	spent   time.Duration // beyond what is free
+	wait    time.Duration // until the next look
 	// leftovers says whether an ended call left processes.
 	leftovers func() bool
 }
@@ -45,12 +62,12 @@ func (h *hog) begin() {
 		return
 	}
 	h.running++
-	if h.idle && h.running == 1 && !h.leftovers() {
-		h.setLocked(false)
+	if h.running > 1 || h.pace != fresh && h.leftovers() {
+		return
 	}
-	if h.running == 1 {
-		h.lookAgainLocked()
-	}
+	h.spent = 0
+	h.setLocked(fresh)
+	h.lookAgainLocked()
 }
 
 // end is told of every call that ended.
@@ -71,8 +88,8 @@ func (h *hog) die() {
 	if h.timer != nil {
 		h.timer.Stop()
 	}
-	if h.idle {
-		h.setLocked(false)
+	if h.pace == idle {
+		h.setLocked(light)
 	}
 }
 
@@ -89,15 +106,15 @@ func (h *hog) close() {
 }
 
 func (h *hog) lookAgainLocked() {
-	h.at, h.cpu = time.Now(), -1
+	h.at, h.cpu, h.wait = time.Now(), h.tree.cpu(h.name), firstLook
 	if h.timer == nil {
-		h.timer = time.AfterFunc(h.windowLocked(), h.look)
+		h.timer = time.AfterFunc(h.wait, h.look)
 		return
 	}
-	h.timer.Reset(h.windowLocked())
+	h.timer.Reset(h.wait)
 }
 
-// look compares the CPU time with that of the last look.
+// look adds up the CPU time used since the last look.
 func (h *hog) look() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -105,35 +122,61 @@ func (h *hog) look() {
 		return
 	}
 	now, cpu := time.Now(), h.tree.cpu(h.name)
-	share := float64(cpu-h.cpu) / float64(now.Sub(h.at))
-	switch {
-	case h.cpu < 0: // the first look
-	case !h.idle && share > hogShare:
-		h.setLocked(true)
-	case h.idle && share < calmShare:
-		h.setLocked(false)
-	}
+	used, over := cpu-h.cpu, now.Sub(h.at)
 	h.at, h.cpu = now, cpu
-	h.timer.Reset(h.windowLocked())
-}
-
-func (h *hog) windowLocked() time.Duration {
-	if h.idle {
-		return calmWindow
+	h.spent = min(max(0, h.spent+used-time.Duration(free*float64(over))), hogAt)
+	switch {
+	case h.pace == idle && float64(used) > calmShare*float64(over):
+	case h.pace == idle:
+		h.spent = hogAt - brief
+		h.setLocked(light)
+	case h.spent >= hogAt:
+		h.setLocked(idle)
+	case h.spent >= brief:
+		h.setLocked(light)
+	default:
+		h.setLocked(fresh)
 	}
-	return hogWindow
+	switch {
+	case h.pace == idle:
+		h.wait = calmWindow
+	case used > over/4:
+		h.wait = firstLook
+	default:
+		h.wait = min(2*h.wait, maxLook)
+	}
+	h.timer.Reset(h.wait)
 }
 
 // setLocked is best effort: kernels before 5.15 have no cpu.idle, and then nothing is lost
 // but the courtesy.
-func (h *hog) setLocked(idle bool) {
-	value := "0"
-	if idle {
-		value = "1"
+func (h *hog) setLocked(p pace) {
+	if p == h.pace {
+		return
 	}
-	if write(h.tree.at("cpu", h.name), "cpu.idle", value) == nil {
-		h.idle, h.ever = idle, true
+	if h.tree.setPace(h.name, h.pace, p) == nil {
+		h.pace = p
+		h.ever = h.ever || p == idle
 	}
+}
+
+// setPace changes how a sandbox is scheduled. One that was idle has the usual weight again
+// when it is not, and a weight cannot be written as long as it is.
+func (t *tree) setPace(name string, from, to pace) error {
+	dir := t.at("cpu", name)
+	if to == idle {
+		return write(dir, "cpu.idle", "1")
+	}
+	if from == idle {
+		if err := write(dir, "cpu.idle", "0"); err != nil || to == fresh {
+			return err
+		}
+	}
+	file, weights := "cpu.shares", [...]string{fresh: "1024", light: "128"}
+	if t.v2 {
+		file, weights = "cpu.weight", [...]string{fresh: "100", light: "12"}
+	}
+	return write(dir, file, weights[to])
 }
 
 // unlimitCPU lifts the quota of a sandbox that ends.

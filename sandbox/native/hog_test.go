@@ -3,6 +3,7 @@ package native_test
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -83,5 +84,27 @@ func TestSandboxThatWaitsIsNoHog(t *testing.T) {
 	}
 	if l.idleClass(t, "calm") {
 		t.Error("a sandbox that waits is taken for a hog")
+	}
+}
+
+// Many that begin to compute at one time get little CPU each, and yield all the same.
+func TestManySandboxesThatComputeYield(t *testing.T) {
+	l := newLauncher(t)
+	const many = 8
+	spin := script("while :; do :; done")
+	spin.Timeout = time.Minute
+	for i := range many {
+		name := "hog-" + strconv.Itoa(i)
+		s, err := l.Launcher.Start(t.Context(), specOf("default", small)(t, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		if _, err := s.Start(t.Context(), spin); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range many {
+		l.becomes(t, "hog-"+strconv.Itoa(i), true)
 	}
 }
