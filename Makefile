@@ -25,7 +25,7 @@ V2      ?=
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: guest
 guest: ## build the sandbox's PID 1 (static C)
@@ -70,9 +70,15 @@ test-attacks: guest ## the attack suite alone: the code of an episode is the att
 	@$(SETUP) test
 	@$(TMPFS) $(GO) test -count=1 -v ./daemon/attacks
 
+.PHONY: test-v2-attacks
+test-v2-attacks: build ## the whole attack suite on kernel 6.1 with cgroup v2, under every policy
+	@$(SETUP) v2
+	@V2_TIMEOUT=2400 V2_PACKAGE_TIMEOUT=35m $(TMPFS) scripts/test-v2.sh './daemon/attacks ^TestDocumentsNameTestsThatAreThere$$'
+
 .PHONY: test-all
-test-all: ## all that test does, the race detector on every package, a hostile batch, lint, the examples, and a fuzz of every target
+test-all: ## all that test does, the race detector on every package, all attacks on cgroup v2, a hostile batch, lint, the examples, and a fuzz of every target
 	@$(MAKE) test RACE=./...
+	@$(MAKE) test-v2-attacks
 	@$(MAKE) bench-hostile
 	@$(MAKE) lint
 	@$(MAKE) examples

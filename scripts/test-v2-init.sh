@@ -50,7 +50,7 @@ while read -r package skip; do
   echo "test-v2: run $package"
   cd "/mnt/src/$package" || fail "no $package"
   began=$($b date +%s)
-  ./package.test -test.timeout=5m -test.run="$($b cat /mnt/run)" ${skip:+-test.skip="$skip"} </dev/null 2>&1
+  ./package.test -test.timeout="$($b cat /mnt/timeout)" -test.run="$($b cat /mnt/run)" ${skip:+-test.skip="$skip"} </dev/null 2>&1
   code=$?
   [ $code -eq 0 ] && echo "ok   $package $(($($b date +%s) - began))s" || { echo "FAIL $package (exit $code)"; status=1; }
 done </mnt/packages

@@ -8,7 +8,7 @@
 # The host's root is mounted read-only in it (hostfs); what is written goes to an ext4 image,
 # because kernel 6.1 cannot idmap a tmpfs lower layer. An XFS and an ext4 with project quotas are
 # mounted beside it; tests of the build tag v2 want them. The exit code is the inner one.
-# Bounded by V2_TIMEOUT seconds (1500).
+# Bounded by V2_TIMEOUT seconds (1500), each package by V2_PACKAGE_TIMEOUT (5m).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 limit=${V2_TIMEOUT:-1500}
@@ -37,12 +37,14 @@ for line in "${packages[@]}"; do
   mkdir -p "$dir"
   CGO_ENABLED=0 go test -c -tags v2 -o "$dir/package.test" "$package"
   [ ! -x "$dir/package.test" ] || echo "$package ${skip:-}" >>"$root/packages"
-  [ ! -d "$package/testdata" ] || cp -r "$package/testdata" "$dir/"
+  [ ! -d "$package/testdata" ] || cp -rT "$package/testdata" "$dir/testdata"
 done
 # Some tests read what stands beside the code.
 mkdir -p "$root/src/policies"
 cp -r docs "$root/src/"
 cp policies/*.json "$root/src/policies/"
+mkdir -p "$root/src/sandbox/native"
+cp -rT sandbox/native/testdata "$root/src/sandbox/native/testdata"
 if [ ! -s "$root/packages" ]; then
   echo "test-v2: no tests in: ${packages[*]}" >&2
   exit 1
@@ -54,6 +56,7 @@ if [ -x bin/paddock ]; then
   cp bin/paddock "$root/bin/"
 fi
 echo "$run" >"$root/run"
+echo "${V2_PACKAGE_TIMEOUT:-5m}" >"$root/timeout"
 truncate -s 4G "$work/disk"
 mkfs.ext4 -q -E nodiscard,lazy_itable_init=0,root_owner=0:0 -O ^has_journal -N 400000 -d "$root" "$work/disk"
 truncate -s 1G "$work/xfs" "$work/ext4"

@@ -72,6 +72,10 @@ func TestAttacks(t *testing.T) {
 		h.malicious(t)
 		h.master(t)
 	})
+	t.Run("X-K11", func(t *testing.T) {
+		h.magicSysRq(t)
+		h.master(t)
+	})
 	t.Run("X-F10", func(t *testing.T) {
 		h.archives(t)
 		h.master(t)

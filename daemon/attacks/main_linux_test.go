@@ -67,7 +67,9 @@ func fakeNetwork(t *testing.T, busybox string) {
 	for _, a := range []string{internet, metadata, gateway} {
 		steps = append(steps, "addr add "+a+"/32 dev lo")
 	}
-	steps = append(steps, "-6 addr add "+v6+"/128 dev lo")
+	if hasIPv6 {
+		steps = append(steps, "-6 addr add "+v6+"/128 dev lo")
+	}
 	for _, s := range steps {
 		if out, err := exec.CommandContext(t.Context(), busybox, append([]string{"ip"}, strings.Fields(s)...)...).CombinedOutput(); err != nil && !strings.Contains(string(out), "File exists") {
 			t.Fatalf("ip %s: %v\n%s", s, err, out)

@@ -36,6 +36,7 @@ type host struct {
 	store    *overlay.Store
 	world    string
 	set      *policies.Set
+	probe    string // the program, as it is on the host
 	ids      *sandbox.IDPool
 
 	// flag is a file that anybody may read and nobody does; watch hears of every open.
@@ -170,8 +171,9 @@ func (h *host) buildWorld(t *testing.T) {
 	}
 	dir := t.TempDir()
 	attack := filepath.Join(dir, "attack")
+	h.probe = filepath.Join(dir, "probe")
 	cc := need.Command(t, "gcc", "gcc")
-	for program, source := range map[string]string{attack: "testdata/attack.c", filepath.Join(dir, "probe"): probes + "probe.c"} {
+	for program, source := range map[string]string{attack: "testdata/attack.c", h.probe: probes + "probe.c"} {
 		if out, err := exec.CommandContext(t.Context(), cc, "-static", "-O1", "-w", "-o", program, source).CombinedOutput(); err != nil {
 			t.Fatalf("build %s: %v\n%s", source, err, out)
 		}

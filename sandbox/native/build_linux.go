@@ -275,9 +275,11 @@ func (b *building) makeOverlay() error {
 	return err
 }
 
-// overlayByPath attaches the layers under short names for as long as the mount takes.
+// overlayByPath attaches the layers under short names for as long as the mount takes. The
+// names are relative to the launcher's directory, root, which lies beside them: a sandbox
+// reads them in its /proc/self/mountinfo, and learns nothing of the host by them.
 func (b *building) overlayByPath() error {
-	var lowers []string
+	var lowers, names []string
 	defer func() {
 		for _, at := range lowers {
 			b.l.detach(at)
@@ -289,6 +291,7 @@ func (b *building) overlayByPath() error {
 			return err
 		}
 		lowers = append(lowers, at)
+		names = append(names, b.l.fromRoot(at))
 	}
 	if err := b.attachUpper(); err != nil {
 		return err
@@ -299,8 +302,8 @@ func (b *building) overlayByPath() error {
 	}
 	defer func() { _ = os.Remove(at) }()
 	var err error
-	upper := b.l.place(b.r.ID) + "/" + upperPlace
-	b.root, err = mount.OverlayPaths(lowers, upper+"/upper", upper+"/work", at)
+	upper := b.l.fromRoot(b.l.place(b.r.ID) + "/" + upperPlace)
+	b.root, err = mount.OverlayPaths(names, upper+"/upper", upper+"/work", at)
 	return err
 }
 
@@ -357,6 +360,9 @@ func (b *building) attach(m *os.File, name string) (at string, err error) {
 
 // place is a sandbox's own directory in the launcher's stage.
 func (l *launcher) place(id uint64) string { return l.stage + "/" + strconv.FormatUint(id, 36) }
+
+// fromRoot is a path in the stage as seen from the launcher's working directory.
+func (l *launcher) fromRoot(at string) string { return ".." + strings.TrimPrefix(at, l.stage) }
 
 // detach never removes more than an empty directory: what is mounted there may be an
 // episode's files.

@@ -509,7 +509,7 @@ func TestProbe(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := run(t, s, sandbox.Command{Argv: []string{"/tmp/probe"}, Dir: "/", User: user, Timeout: time.Minute})
-			golden(t, "testdata/probe."+policy+".golden", r.out)
+			probeGolden(t, binary, "testdata/probe."+policy+".golden", r.out)
 		})
 	}
 }

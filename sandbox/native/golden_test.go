@@ -13,18 +13,15 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-func golden(t *testing.T, file, got string) {
+// probeGolden holds what a probe found in a sandbox against its policy's table.
+func probeGolden(t *testing.T, probe, file, got string) {
 	t.Helper()
 	if *update {
 		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(string(want), got); d != "" {
+	if d := cmp.Diff(need.ProbeTable(t, probe, file), got); d != "" {
 		t.Errorf("%s differs (-want +got):\n%s", file, d)
 	}
 }

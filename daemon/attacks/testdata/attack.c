@@ -59,7 +59,18 @@ static void exe(void) {
 	TRY("self", open("/proc/self/exe", O_WRONLY));
 	TRY("init", open("/proc/1/exe", O_WRONLY));
 	TRY("init-task", open("/proc/1/task/1/exe", O_WRONLY));
-	TRY("truncate", truncate("/proc/self/exe", 0));
+	int r = truncate("/proc/self/exe", 0);
+	if (r < 0 && errno == EROFS) // which of two refusals comes first differs between kernels
+		errno = EACCES;
+	say("truncate", r);
+}
+
+// X-K20, on a kernel that may be lost.
+static void reboot_now(void) {
+	TRY("restart", syscall(SYS_reboot, 0xfee1dead, 0x28121969, 0x01234567, 0));
+	TRY("halt", syscall(SYS_reboot, 0xfee1dead, 0x28121969, 0xcdef0123, 0));
+	TRY("power", syscall(SYS_reboot, 0xfee1dead, 0x28121969, 0x4321fedc, 0));
+	TRY("cad", syscall(SYS_reboot, 0xfee1dead, 0x28121969, 0x89abcdef, 0));
 }
 
 // X-P14: whatever runs a program here is for a moment that program's parent or is itself
@@ -319,6 +330,8 @@ static int connect_to(const char *host, const char *port, int type) {
 	if (!six)
 		inet_pton(AF_INET, host, &a4.sin_addr);
 	int fd = socket(six ? AF_INET6 : AF_INET, type, 0);
+	if (fd < 0)
+		return -1;
 	setsockopt(fd, SOL_SOCKET, SO_BROADCAST, &on, sizeof on);
 	struct sockaddr *a = six ? (void *)&a6 : (void *)&a4;
 	if (type == SOCK_DGRAM)
@@ -361,7 +374,7 @@ static const struct {
 } all[] = {
 #define A(n) {#n, n}
 	A(memfd_bomb), A(exe), A(hunt_exe), A(init_memory), A(exhaust), A(ipc), A(privileges), A(sync_storm), A(join),
-	A(kernel_files), A(cgroup), A(shocker), A(xattrs), A(names), A(links), A(flags), A(sockets), A(swap), A(network), A(abstract), A(ids), A(families),
+	A(kernel_files), A(cgroup), A(shocker), A(xattrs), A(names), A(links), A(flags), A(sockets), A(swap), A(network), A(abstract), A(ids), A(families), A(reboot_now),
 };
 
 int main(int argc, char **argv) {

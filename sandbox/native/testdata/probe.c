@@ -224,8 +224,21 @@ static const struct {
 	P(urandom), P(tmp), P(shm), P(etc), P(chown), P(setuid), P(fork), P(memfd), P(meminfo),
 };
 
-int main(void) {
+// Arguments are the names of the only probes to run.
+static int wanted(const char *name, char **only) {
+	if (!*only)
+		return 1;
+	for (; *only; only++)
+		if (!strcmp(name, *only))
+			return 1;
+	return 0;
+}
+
+int main(int argc, char **argv) {
+	(void)argc;
 	for (unsigned i = 0; i < sizeof probes / sizeof *probes; i++) {
+		if (!wanted(probes[i].name, argv + 1))
+			continue;
 		int status, fds[2], answer = -ECHILD;
 		if (pipe2(fds, O_CLOEXEC))
 			return 1;
