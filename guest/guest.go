@@ -71,6 +71,9 @@ const (
 	InMemfd = 4
 )
 
+// MaxSlots bounds the slots that a guest keeps the tasks files of.
+const MaxSlots = 64
+
 // Step says where starting a program failed.
 type Step int32
 
@@ -152,10 +155,13 @@ type Rlimit struct {
 }
 
 // ExecFrame is one program. The descriptors that go with it are stdin, stdout, stderr,
-// descriptor 3 where HasFD3 says so, the tasks files of its cgroups, and the memfd.
+// descriptor 3 where HasFD3 says so, the tasks files of its cgroups, and the memfd. The
+// guest keeps the tasks files of a Slot from 1 to MaxSlots: later programs of that slot may
+// come without. Slot 0 keeps none.
 type ExecFrame struct {
 	ID         uint32
 	Flags      uint32
+	Slot       uint32
 	UID, GID   uint32
 	Umask      uint32
 	Rows, Cols uint32
@@ -171,6 +177,7 @@ type ExecFrame struct {
 func (x *ExecFrame) Encode() (short, large []byte) {
 	e := &encoder{}
 	e.u32(x.Flags)
+	e.u32(x.Slot)
 	e.u32(x.UID)
 	e.u32(x.GID)
 	e.u32(x.Umask)

@@ -489,7 +489,35 @@ static void start(struct program *p) {
 	close(master);
 }
 
-static void exec_request(uint32_t id, struct cursor *c, const int *fds, int nfds) {
+// slots keep the tasks files of call cgroups that are used again, so that they need to be
+// opened and sent once.
+enum { MAX_SLOTS = 64, SLOT_TASKS = 4 };
+static struct { int n, tasks[SLOT_TASKS]; } slots[MAX_SLOTS];
+
+// take_tasks finds the tasks files of a program: those that came along, which stay with the
+// slot, or the slot's. Slot 0 keeps none.
+static int take_tasks(struct program *p, uint32_t slot, int *given, int n) {
+	p->tasks = given;
+	p->ntasks = n;
+	if (slot == 0)
+		return n < 0 ? -1 : 0;
+	if (slot > MAX_SLOTS || n < 0 || n > SLOT_TASKS)
+		return -1;
+	if (n > 0) {
+		for (int i = 0; i < slots[slot - 1].n; i++)
+			close(slots[slot - 1].tasks[i]);
+		for (int i = 0; i < n; i++) {
+			slots[slot - 1].tasks[i] = given[i];
+			given[i] = -1; // not to be closed with the frame
+		}
+		slots[slot - 1].n = n;
+	}
+	p->tasks = slots[slot - 1].tasks;
+	p->ntasks = slots[slot - 1].n;
+	return p->ntasks > 0 ? 0 : -1;
+}
+
+static void exec_request(uint32_t id, struct cursor *c, int *fds, int nfds) {
 	struct program p = {.id = id};
 	void *big = MAP_FAILED;
 	size_t big_size = 0;
@@ -501,6 +529,7 @@ static void exec_request(uint32_t id, struct cursor *c, const int *fds, int nfds
 			big = mmap(0, big_size = st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
 		*c = big == MAP_FAILED ? (struct cursor){0, 0, 0} : (struct cursor){big, (char *)big + big_size, 1};
 	}
+	uint32_t slot = u32(c);
 	p.uid = u32(c);
 	p.gid = u32(c);
 	p.umask = u32(c);
@@ -516,9 +545,7 @@ static void exec_request(uint32_t id, struct cursor *c, const int *fds, int nfds
 	p.env = list(c);
 	p.std = fds;
 	p.nstd = p.flags & HAS_FD3 ? 4 : 3;
-	p.tasks = fds + p.nstd;
-	p.ntasks = nfds - p.nstd;
-	if (c->ok && p.argv[0] && p.ntasks >= 0)
+	if (c->ok && p.argv[0] && take_tasks(&p, slot, fds + p.nstd, nfds - p.nstd) == 0)
 		start(&p);
 	else
 		answer_failed(id, STEP_DECODE, EINVAL);

@@ -35,6 +35,9 @@ type tree struct {
 	// v1 maps memory, pids, cpu, cpuacct to their mounts.
 	v1     map[string]string
 	parent string
+	// sharedHits: this kernel counts a fork that a pids limit refused where the limit is, so
+	// for all calls of a sandbox together.
+	sharedHits bool
 	// others are v1 hierarchies that only starters use; they are cleared, too.
 	others []string
 }
@@ -72,6 +75,9 @@ func openTree(parent string) (*tree, error) {
 		if err = t.make(); !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
+	}
+	if t.v2 { // from Linux 6.11 on, and that file is as new
+		t.sharedHits = unix.Access(filepath.Join(t.at("", ""), "pids.events.local"), unix.F_OK) == nil
 	}
 	return t, err
 }

@@ -97,12 +97,12 @@ func (s *Sandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Proce
 	p := &process{s: s, cmd: cmd, started: make(chan guest.Reply, 1), ended: make(chan struct{})}
 	theirs, err := p.open()
 	if err != nil {
-		closeAll(theirs)
+		closeTheirs(theirs)
 		p.drop()
 		return nil, err
 	}
 	failed, err := p.launch(ctx, theirs)
-	closeAll(theirs)
+	closeTheirs(theirs)
 	if err != nil {
 		p.drop()
 		return nil, err
@@ -143,13 +143,11 @@ func (p *process) open() (theirs []*os.File, err error) {
 	}
 	var stdin *os.File
 	if p.cmd.Stdin == nil || p.cmd.PTY != nil {
-		if stdin, err = os.Open(os.DevNull); err != nil {
+		if stdin, err = devNull(); err != nil {
 			return nil, err
 		}
-	} else if stdin, p.stdin, err = p.pipe(); err != nil {
+	} else if stdin, p.stdin, err = p.pipe(1); err != nil {
 		return nil, err
-	} else {
-		p.stdin = pollable(p.stdin)
 	}
 	theirs = append(theirs, stdin)
 	outs := []io.Writer{p.cmd.Stdout, p.cmd.Stderr}
@@ -161,7 +159,7 @@ func (p *process) open() (theirs []*os.File, err error) {
 			theirs = append(theirs, stdin)
 			continue
 		}
-		r, w, err := p.pipe()
+		w, r, err := p.pipe(0)
 		if err != nil {
 			return theirs, err
 		}
@@ -172,20 +170,35 @@ func (p *process) open() (theirs []*os.File, err error) {
 	return append(theirs, tasks...), err
 }
 
-// pipe makes a pipe that belongs to the sandbox's root, so that a program may reopen its
-// own streams by /dev/stdout.
-func (p *process) pipe() (r, w *os.File, err error) {
+// devNull is the stdin of all commands without one.
+var devNull = sync.OnceValues(func() (*os.File, error) { return os.Open(os.DevNull) })
+
+// closeTheirs closes what the guest has by now.
+func closeTheirs(files []*os.File) {
+	null, _ := devNull()
+	for _, f := range files {
+		if f != null {
+			_ = f.Close()
+		}
+	}
+}
+
+// pipe makes a pipe whose other end belongs to the sandbox's user, so that a program may
+// reopen its own streams by /dev/stdout. ours is 0 for the reading end, 1 for the writing
+// one; it goes to the netpoller, which gives it deadlines and lets Close end its use.
+func (p *process) pipe(ours int) (theirEnd, ourEnd *os.File, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 		return nil, nil, err
 	}
 	owner := int(p.s.ids.HostID + p.cmd.User.UID)
-	if err := unix.Fchown(fds[1], owner, int(p.s.ids.HostID+p.cmd.User.GID)); err != nil {
+	err = unix.Fchown(fds[1], owner, int(p.s.ids.HostID+p.cmd.User.GID))
+	if err = errors.Join(err, unix.SetNonblock(fds[ours], true)); err != nil {
 		_ = unix.Close(fds[0])
 		_ = unix.Close(fds[1])
 		return nil, nil, err
 	}
-	return os.NewFile(uintptr(fds[0]), "|0"), os.NewFile(uintptr(fds[1]), "|1"), nil
+	return os.NewFile(uintptr(fds[1-ours]), "|theirs"), os.NewFile(uintptr(fds[ours]), "|ours"), nil
 }
 
 // launch sends EXEC and waits for the answer.
@@ -202,6 +215,7 @@ func (p *process) launch(ctx context.Context, theirs []*os.File) (*sandbox.Start
 	s.calls[id] = p
 	s.mu.Unlock()
 	frame := p.frame(id)
+	frame.Slot = p.slot.number()
 	short, large := frame.Encode()
 	if large != nil {
 		if len(large) > maxArguments {
@@ -220,6 +234,7 @@ func (p *process) launch(ctx context.Context, theirs []*os.File) (*sandbox.Start
 		p.unregister(id)
 		return nil, fmt.Errorf("ask guest: %w", err)
 	}
+	p.slot.handed = frame.Slot != 0
 	select {
 	case r, ok := <-p.started:
 		if !ok {
@@ -365,7 +380,7 @@ func (p *process) lost() {
 // run starts the pumps and the clocks.
 func (p *process) run() {
 	if p.tty != nil {
-		u := newPump(p.tty, p.cmd.Stdout, true)
+		u := newPump(pollable(p.tty), p.cmd.Stdout, true)
 		p.tty, p.pumps = u.from, append(p.pumps, u)
 		if p.cmd.Stdin != nil {
 			go func() { _, _ = io.Copy(p.tty, p.cmd.Stdin) }()
@@ -473,7 +488,7 @@ func (p *process) settle(e *sandbox.Exit, bounded bool, wall time.Duration) {
 		CPU: cpu - p.slot.cpu0, Wall: wall, MemoryPeakBytes: max(0, p.slot.peak()-p.slot.mem0),
 	}
 	if e.Leftover == 0 && !p.gone {
-		p.slot.rest(cpu, ooms)
+		p.slot.rest(cpu, ooms, pids)
 	}
 }
 

@@ -27,7 +27,7 @@ func newPump(from *os.File, to io.Writer, counts bool) *pump {
 	if to == nil {
 		to = io.Discard
 	}
-	return &pump{from: pollable(from), to: to, counts: counts, done: make(chan struct{})}
+	return &pump{from: from, to: to, counts: counts, done: make(chan struct{})}
 }
 
 // pollable replaces f by the same file in the netpoller, which gives its reads and writes

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/paddock-run/paddock/guest"
 )
 
 // slots hands out the call cgroups of one sandbox. A slot is used again once nothing
@@ -27,6 +29,7 @@ type slot struct {
 	tree *tree
 	path string // below the tree's parent
 	acct string // the same for cpuacct on v1
+	n    int
 
 	cpu0  time.Duration
 	mem0  int64
@@ -34,6 +37,8 @@ type slot struct {
 	pids0 int64
 
 	made bool
+	// handed: the guest has the tasks files.
+	handed bool
 	// quiet: the last call left nothing in it, and noted the counters at its end.
 	quiet bool
 }
@@ -67,7 +72,7 @@ func (s *slots) ahead() {
 	sl := s.newLocked()
 	s.mu.Unlock()
 	if sl.make() == nil {
-		sl.rest(0, 0)
+		sl.rest(0, 0, 0)
 	}
 	s.release(sl)
 }
@@ -78,7 +83,7 @@ func (s *slots) given() {
 	sl := s.newLocked()
 	s.mu.Unlock()
 	sl.made = true
-	sl.rest(0, 0)
+	sl.rest(0, 0, 0)
 	s.release(sl)
 }
 
@@ -89,7 +94,7 @@ func (s *slots) newLocked() *slot {
 }
 
 func newSlot(t *tree, name string, n int) *slot {
-	return &slot{tree: t, path: name + "/c/" + strconv.Itoa(n), acct: name + "/" + strconv.Itoa(n)}
+	return &slot{tree: t, path: name + "/c/" + strconv.Itoa(n), acct: name + "/" + strconv.Itoa(n), n: n}
 }
 
 // release gives a slot back; processes may still live in it.
@@ -116,9 +121,12 @@ func (s *slot) prepare() error {
 	} else {
 		_ = write(s.tree.at("memory", s.path), "memory.max_usage_in_bytes", "0")
 	}
-	s.mem0, s.pids0 = s.memory(), s.pidsHits()
+	s.mem0 = s.memory()
 	if !s.quiet {
 		s.cpu0, s.oom0 = s.cpu(), s.ooms()
+	}
+	if !s.quiet || s.tree.sharedHits {
+		s.pids0 = s.pidsHits()
 	}
 	s.quiet = false
 	return nil
@@ -138,12 +146,23 @@ func (s *slot) make() error {
 }
 
 // rest notes the counters at the end of a call that left nothing behind.
-func (s *slot) rest(cpu time.Duration, ooms int64) {
-	s.cpu0, s.oom0, s.quiet = cpu, ooms, true
+func (s *slot) rest(cpu time.Duration, ooms, pids int64) {
+	s.cpu0, s.oom0, s.pids0, s.quiet = cpu, ooms, pids, true
 }
 
-// tasks opens the files that a child writes "0" to.
+// number is the slot's in the guest's protocol: 0 where the guest is to keep nothing.
+func (s *slot) number() uint32 {
+	if s.n >= guest.MaxSlots {
+		return 0
+	}
+	return uint32(s.n + 1)
+}
+
+// tasks opens the files that a child writes "0" to; none when the guest has them.
 func (s *slot) tasks() ([]*os.File, error) {
+	if s.handed {
+		return nil, nil
+	}
 	file := "tasks"
 	if s.tree.v2 {
 		file = "cgroup.procs"
@@ -188,11 +207,15 @@ func (s *slot) ooms() int64 {
 	return field(s.tree.at("memory", s.path), "memory.oom_control", "oom_kill")
 }
 
-// pidsHits counts failed forks: in the call's own cgroup or, as kernels differ, in the
-// one whose limit it was.
+// pidsHits counts failed forks: in the call's own cgroup or, on some kernels, in the one
+// whose limit it was.
 func (s *slot) pidsHits() int64 {
 	dir := s.tree.at("pids", s.path)
-	return max(field(dir, "pids.events", "max"), field(filepath.Dir(dir), "pids.events", "max"))
+	hits := field(dir, "pids.events", "max")
+	if s.tree.sharedHits {
+		hits = max(hits, field(filepath.Dir(dir), "pids.events", "max"))
+	}
+	return hits
 }
 
 func (s *slot) procsDir() string { return s.tree.at("pids", s.path) }
