@@ -9,9 +9,9 @@
 //	launcher -> guest  SETUP                          once
 //	guest -> launcher  READY | FAILED errno           once
 //	daemon   -> guest  EXEC id                        any number, also at once
-//	guest -> daemon    STARTED id pid [+ pty] | FAILED id step errno
-//	guest -> daemon    EXITED id status | FAILED id step errno    after STARTED: the
-//	                   program's end, or why the child could not become the program
+//	guest -> daemon    STARTED id pid + pty | FAILED id step errno   where a pty is asked for
+//	guest -> daemon    EXITED id status | FAILED id step errno       the program's end, or
+//	                   why it did not start
 //
 // The nursery is the same program, started as anything else than PID 1: it clones itself
 // into new namespaces, and the clones are guests. Both end when their socket closes. All

@@ -484,7 +484,8 @@ static void start(struct program *p) {
 		int32_t words[] = {pid};
 		calls[slot].pid = pid;
 		calls[slot].id = p->id;
-		send_frame(STARTED, p->id, words, 1, master);
+		if (p->tty)
+			send_frame(STARTED, p->id, words, 1, master);
 	}
 	close(master);
 }

@@ -31,8 +31,8 @@ type process struct {
 	pumps []*pump
 	tty   *os.File
 
-	running bool             // the guest said STARTED; the listener's alone
-	started chan guest.Reply // one answer to EXEC, or closed when the sandbox is gone
+	running bool             // nothing but the end is to come; the listener's alone
+	started chan guest.Reply // the answer to EXEC where there is a terminal
 	ended   chan struct{}    // the main process is gone, or the sandbox is
 	status  unix.WaitStatus
 	failure *sandbox.StartFailure // set when the program could not be started after all
@@ -56,8 +56,7 @@ func (p *process) killSlot() int {
 	return p.slot.kill()
 }
 
-// end kills the command. The guest may have said STARTED when its child is not yet in the
-// slot, so this repeats until the main process is gone; what stays longer than the
+// end kills the command. Its process may be still to come, or not yet in the slot, so this repeats until the main process is gone; what stays longer than the
 // patience is stuck in the kernel and ends with the sandbox.
 func (p *process) end() {
 	p.s.hog.die()
@@ -94,7 +93,7 @@ func (s *Sandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Proce
 	if failed := s.checkUser(cmd); failed != nil {
 		return notStarted{failed}, nil
 	}
-	p := &process{s: s, cmd: cmd, started: make(chan guest.Reply, 1), ended: make(chan struct{})}
+	p := &process{s: s, cmd: cmd, running: cmd.PTY == nil, started: make(chan guest.Reply, 1), ended: make(chan struct{})}
 	theirs, err := p.open()
 	if err != nil {
 		closeTheirs(theirs)
@@ -201,7 +200,7 @@ func (p *process) pipe(ours int) (theirEnd, ourEnd *os.File, err error) {
 	return os.NewFile(uintptr(fds[1-ours]), "|theirs"), os.NewFile(uintptr(fds[ours]), "|ours"), nil
 }
 
-// launch sends EXEC and waits for the answer.
+// launch sends EXEC and, for a terminal, waits for the answer.
 func (p *process) launch(ctx context.Context, theirs []*os.File) (*sandbox.StartFailure, error) {
 	s := p.s
 	s.mu.Lock()
@@ -235,11 +234,11 @@ func (p *process) launch(ctx context.Context, theirs []*os.File) (*sandbox.Start
 		return nil, fmt.Errorf("ask guest: %w", err)
 	}
 	p.slot.handed = frame.Slot != 0
+	if p.cmd.PTY == nil { // its end says it all
+		return nil, nil
+	}
 	select {
-	case r, ok := <-p.started:
-		if !ok {
-			return nil, fmt.Errorf("sandbox %s is gone: %s", s.name, s.Fate().Kind)
-		}
+	case r := <-p.started:
 		if r.Type == guest.Failed {
 			return startFailure(r, &p.cmd), nil
 		}
@@ -338,15 +337,12 @@ func (p *process) take(r guest.Reply, files []*os.File) error {
 	switch r.Type {
 	case guest.Started:
 		if p.running {
-			return errors.New("guest started one call twice")
+			return errors.New("guest started what it was not to tell of, or twice")
 		}
-		if (len(files) == 1) != (p.cmd.PTY != nil) {
-			return errors.New("guest sent a terminal that was not asked for, or none")
+		if len(files) != 1 {
+			return errors.New("guest sent no terminal")
 		}
-		if len(files) == 1 {
-			p.tty = files[0]
-		}
-		p.running = true
+		p.tty, p.running = files[0], true
 		p.started <- r
 	case guest.Failed:
 		if !p.running { // not even a child
