@@ -58,7 +58,9 @@ type attempt struct {
 	outputTotal     atomic.Int64
 	// unrecorded: the end could not be put on record yet. The attempt's goroutine alone uses it.
 	unrecorded bool
-	breakAt    int64 // the call before which the fault switch acts, -1 for never
+	// unkept: the attempt itself could not be put on record, so nothing of it is.
+	unkept  atomic.Bool
+	breakAt int64 // the call before which the fault switch acts, -1 for never
 
 	mu       sync.Mutex
 	rec      Attempt

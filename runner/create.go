@@ -213,7 +213,8 @@ func (r *Runner) launch(ctx context.Context, key Key, run Run, n int, plan Plan,
 	if err := r.admit(a); err != nil {
 		return nil, err
 	}
-	if err := r.cfg.Record.InsertAttempt(ctx, key, plan, a.rec); err != nil {
+	kept, err := r.cfg.Record.InsertAttempt(ctx, key, plan, a.rec)
+	if err != nil {
 		r.forget(a)
 		a.unadmit()
 		r.wg.Done()
@@ -223,6 +224,13 @@ func (r *Runner) launch(ctx context.Context, key Key, run Run, n int, plan Plan,
 		defer r.wg.Done()
 		a.run(r.ctx)
 	}()
+	// Its sandbox is made meanwhile.
+	if err := kept(); err != nil {
+		a.unkept.Store(true)
+		a.ask(End{Status: Errored, Cause: Platform, Step: "host_disk", Evidence: []string{err.Error()}, discard: true})
+		<-a.over
+		return nil, fmt.Errorf("record attempt: %w", err)
+	}
 	return a, nil
 }
 

@@ -298,6 +298,9 @@ func (a *attempt) recordEnd(ctx context.Context, end *End, graded bool, began ti
 			rec.DoneAt = rec.EndedAt
 		}
 	})
+	if err != nil && a.unkept.Load() {
+		return // whoever asked for the attempt is told
+	}
 	if err != nil {
 		a.log.Error("end is not on record", slog.Any("error", err))
 		a.unrecorded = true

@@ -37,8 +37,10 @@ type RunRecord interface {
 
 // AttemptRecord keeps attempts, keyed by (Key, N).
 type AttemptRecord interface {
-	// InsertAttempt keeps a new attempt; an attempt that is there is an error.
-	InsertAttempt(ctx context.Context, key Key, plan Plan, a Attempt) error
+	// InsertAttempt begins to keep a new attempt: whatever is written of it afterwards comes
+	// after it. It is Written when kept returns nil, which is to be called once; an attempt
+	// that is there is kept's error.
+	InsertAttempt(ctx context.Context, key Key, plan Plan, a Attempt) (kept func() error, err error)
 	// UpdateAttempt replaces what is kept of it, but the plan.
 	UpdateAttempt(ctx context.Context, key Key, a Attempt, d Durability) error
 	// Attempts are all attempts of an episode, the first first, with the last one's

@@ -47,10 +47,18 @@ func Record(t *testing.T, open func(t *testing.T, root string) runner.Record) {
 
 var recordKey = runner.Key{Owner: "1000", Run: "exp", ID: "it1/task/s1"}
 
+func insertNow(ctx context.Context, r runner.Record, key runner.Key, plan runner.Plan, a runner.Attempt) error {
+	kept, err := r.InsertAttempt(ctx, key, plan, a)
+	if err != nil {
+		return err
+	}
+	return kept()
+}
+
 func insert(ctx context.Context, t *testing.T, r runner.Record, key runner.Key, n int, state runner.State) runner.Attempt {
 	t.Helper()
 	a := runner.Attempt{N: n, State: state, Created: time.Unix(1, 0).UTC()}
-	if err := r.InsertAttempt(ctx, key, runner.Plan{Digest: fmt.Sprint("plan of ", n)}, a); err != nil {
+	if err := insertNow(ctx, r, key, runner.Plan{Digest: fmt.Sprint("plan of ", n)}, a); err != nil {
 		t.Fatalf("InsertAttempt %d: %v", n, err)
 	}
 	return a
@@ -88,7 +96,7 @@ func recordAttempts(ctx context.Context, t *testing.T, r runner.Record) {
 	wantMissing(t, "Attempts", err)
 	wantMissing(t, "UpdateAttempt", r.UpdateAttempt(ctx, recordKey, runner.Attempt{N: 1}, runner.Written))
 	a := insert(ctx, t, r, recordKey, 1, runner.Queued)
-	if err := r.InsertAttempt(ctx, recordKey, runner.Plan{}, a); err == nil {
+	if err := insertNow(ctx, r, recordKey, runner.Plan{}, a); err == nil {
 		t.Error("an attempt was inserted twice")
 	}
 	reward := 0.5
@@ -115,7 +123,7 @@ func recordAttempts(ctx context.Context, t *testing.T, r runner.Record) {
 	}
 	other := runner.Key{Owner: "1001", Run: "exp", ID: "x"}
 	for n, world := range []string{"sha256:aa", "sha256:bb", "sha256:bb"} {
-		if err := r.InsertAttempt(ctx, other, runner.Plan{World: world}, runner.Attempt{N: n + 1, State: runner.Done}); err != nil {
+		if err := insertNow(ctx, r, other, runner.Plan{World: world}, runner.Attempt{N: n + 1, State: runner.Done}); err != nil {
 			t.Fatal(err)
 		}
 	}

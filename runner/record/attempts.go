@@ -45,7 +45,7 @@ func (r *Record) one(ctx context.Context, into any, query string, args ...any) e
 	if err != nil {
 		return err
 	}
-	if err := st.QueryRowContext(ctx, args...).Scan(&doc); err != nil {
+	if err := st.QueryRowContext(context.WithoutCancel(ctx), args...).Scan(&doc); err != nil {
 		return err
 	}
 	return decode(doc, into)
@@ -92,6 +92,8 @@ func (r *Record) Runs(ctx context.Context, owner string) ([]runner.Run, error) {
 	return runs, err
 }
 
+// each calls do with each row. A query of one episode is over sooner than a watch of ctx
+// would be set up; callers that may get many rows pass their ctx.
 func (r *Record) each(ctx context.Context, do func(*sql.Rows) error, query string, args ...any) error {
 	st, err := r.statement(ctx, query)
 	if err != nil {
@@ -110,31 +112,19 @@ func (r *Record) each(ctx context.Context, do func(*sql.Rows) error, query strin
 	return rows.Err()
 }
 
-// InsertAttempt keeps a new attempt.
-func (r *Record) InsertAttempt(ctx context.Context, key runner.Key, plan runner.Plan, a runner.Attempt) error {
-	doc, err := encode(a)
-	if err != nil {
-		return err
-	}
-	p, err := encode(plan)
-	if err != nil {
-		return err
-	}
-	return r.do(ctx, runner.Written, write{
+// InsertAttempt begins to keep a new attempt.
+func (r *Record) InsertAttempt(ctx context.Context, key runner.Key, plan runner.Plan, a runner.Attempt) (kept func() error, err error) {
+	return r.begin(ctx, runner.Written, write{
 		query: "INSERT INTO attempts (owner, run, id, n, done, doc, plan) VALUES (?, ?, ?, ?, ?, ?, ?)",
-		args:  []any{key.Owner, key.Run, key.ID, a.N, a.State == runner.Done, doc, p},
+		args:  []any{key.Owner, key.Run, key.ID, a.N, a.State == runner.Done, document{a}, document{plan}},
 	})
 }
 
 // UpdateAttempt replaces what is kept of an attempt, but the plan.
 func (r *Record) UpdateAttempt(ctx context.Context, key runner.Key, a runner.Attempt, d runner.Durability) error {
-	doc, err := encode(a)
-	if err != nil {
-		return err
-	}
 	return r.do(ctx, d, write{
 		query: "UPDATE attempts SET done = ?, doc = ? WHERE owner = ? AND run = ? AND id = ? AND n = ?",
-		args:  []any{a.State == runner.Done, doc, key.Owner, key.Run, key.ID, a.N},
+		args:  []any{a.State == runner.Done, document{a}, key.Owner, key.Run, key.ID, a.N},
 		must:  true, attempt: attemptKey{key, a.N},
 	})
 }
@@ -143,7 +133,7 @@ func (r *Record) UpdateAttempt(ctx context.Context, key runner.Key, a runner.Att
 func (r *Record) Attempts(ctx context.Context, key runner.Key) (runner.Plan, []runner.Attempt, error) {
 	var all []runner.Attempt
 	var lastPlan []byte
-	err := r.each(ctx, func(rows *sql.Rows) error {
+	err := r.each(context.WithoutCancel(ctx), func(rows *sql.Rows) error {
 		var doc, plan []byte
 		var a runner.Attempt
 		if err := rows.Scan(&doc, &plan); err != nil {

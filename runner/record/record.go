@@ -180,32 +180,38 @@ func (r *Record) Close() error {
 
 // do hands a write to the writer and waits as d says.
 func (r *Record) do(ctx context.Context, d runner.Durability, w write) error {
+	wait, err := r.begin(ctx, d, w)
+	if err != nil {
+		return err
+	}
+	return wait()
+}
+
+// begin hands a write to the writer; wait waits as d says.
+func (r *Record) begin(ctx context.Context, d runner.Durability, w write) (wait func() error, err error) {
 	if d != runner.Lazy {
 		w.done = make(chan error, 1)
 	}
 	r.mu.RLock()
+	defer r.mu.RUnlock()
 	if r.closed {
-		r.mu.RUnlock()
-		return errClosed
+		return nil, errClosed
 	}
 	select {
 	case r.writes <- &w:
-		r.mu.RUnlock()
 	case <-ctx.Done():
-		r.mu.RUnlock()
-		return context.Cause(ctx)
-	}
-	if d == runner.Lazy {
-		return nil
+		return nil, context.Cause(ctx)
 	}
 	// It is on its way: to say that it was not done would be a lie, so ctx counts no more.
-	if err := <-w.done; err != nil {
-		return err
-	}
-	if d == runner.Synced {
+	return func() error {
+		if d == runner.Lazy {
+			return nil
+		}
+		if err := <-w.done; err != nil || d == runner.Written {
+			return err
+		}
 		return r.syncs.sync()
-	}
-	return nil
+	}, nil
 }
 
 // writer is the one goroutine that changes the database.
@@ -322,6 +328,9 @@ func execute(ctx context.Context, conn *sql.Conn, prepared map[string]*sql.Stmt,
 		}
 		prepared[w.query] = st
 	}
+	if err := encodeDocuments(w.args); err != nil {
+		return err
+	}
 	res, err := st.ExecContext(ctx, w.args...)
 	if err != nil || !w.must {
 		return err
@@ -369,6 +378,22 @@ func (s *syncer) sync() error {
 	s.running = false
 	s.mu.Unlock()
 	return mine.err
+}
+
+// document is an argument that the writer encodes: it may be overtaken before.
+type document struct{ v any }
+
+func encodeDocuments(args []any) error {
+	for i, a := range args {
+		if d, ok := a.(document); ok {
+			text, err := encode(d.v)
+			if err != nil {
+				return err
+			}
+			args[i] = text
+		}
+	}
+	return nil
 }
 
 func encode(v any) (string, error) {

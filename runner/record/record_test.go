@@ -49,7 +49,10 @@ func BenchmarkEpisode(b *testing.B) {
 			a := runner.Attempt{N: 1, State: runner.Queued}
 			j, err := r.Journal(key, 1)
 			if err == nil {
-				err = r.InsertAttempt(b.Context(), key, runner.Plan{}, a)
+				var kept func() error
+				if kept, err = r.InsertAttempt(b.Context(), key, runner.Plan{}, a); err == nil {
+					err = kept()
+				}
 			}
 			for _, s := range []runner.State{runner.Starting, runner.Live, runner.Stopping} {
 				a.State = s
