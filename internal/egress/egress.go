@@ -51,6 +51,8 @@ type Host struct {
 	// the host's.
 	Roots *x509.CertPool
 	Log   *slog.Logger
+	// bodies are those of all endpoints that are kept for the moment.
+	bodies keeper
 	// foreign lets endpoints lead to sockets of this very process, which serve tests.
 	foreign bool
 }

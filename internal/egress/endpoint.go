@@ -67,7 +67,7 @@ func (h *Host) Endpoint(l net.Listener, e Endpoint, to Target, ledger *Ledger) *
 	if e.Patience == 0 {
 		e.Patience = DefaultPatience
 	}
-	d := &Door{host: h, e: e, ledger: ledger, keep: keeper{left: maxKept}}
+	d := &Door{host: h, e: e, ledger: ledger, keep: keeper{max: maxKept, of: &h.bodies}}
 	d.to.Store(&to)
 	ready := make(chan struct{})
 	d.server = serve(l, EndpointLimits, func(ctx context.Context, c net.Conn) {
@@ -229,7 +229,7 @@ func (d *Door) trip(ctx context.Context, c net.Conn, br *bufio.Reader, r *reques
 }
 
 // maxFault bounds an answer of 5xx that is read before the target is asked about it.
-const maxFault = 1 << 20
+const maxFault = 64 << 10
 
 // takeWhole reads an answer to its end, so that its connection is no load on the target any
 // more. It says whether it could; what it read is passed on in any case.

@@ -322,8 +322,8 @@ func TestWhatIsRecordedIsBounded(t *testing.T) {
 	if x := d.exchanges()[0]; !x.Request.Truncated || x.Request.Bytes != maxBody+1 || x.Request.Text != "" || x.Answer.Truncated {
 		t.Errorf("recorded %d bytes, truncated %v", x.Request.Bytes, x.Request.Truncated)
 	}
-	if d.keep.left != maxKept {
-		t.Errorf("%d bytes are still taken", maxKept-d.keep.left)
+	if d.keep.used != 0 || d.host.bodies.used != 0 {
+		t.Errorf("%d bytes are still taken, %d of the host", d.keep.used, d.host.bodies.used)
 	}
 	if _, body := d.post(t, "/", "\xff\xfe"); body != "2" {
 		t.Errorf("answer %q", body)
@@ -331,6 +331,29 @@ func TestWhatIsRecordedIsBounded(t *testing.T) {
 	waitFor(t, func() bool { return len(d.exchanges()) == 2 })
 	if x := d.exchanges()[1]; string(x.Request.Base64) != "\xff\xfe" || string(x.Answer.JSON) != "2" {
 		t.Errorf("recorded %+v", x)
+	}
+}
+
+// TestBodiesOfAllEndpointsAreBoundedTogether: many sandboxes that each hold a few large
+// bodies take no more of the daemon's memory than the host's share, and are carried all the
+// same.
+func TestBodiesOfAllEndpointsAreBoundedTogether(t *testing.T) {
+	d := newDoor(t, web(t, func(w http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body)
+		_, _ = fmt.Fprint(w, n)
+	}))
+	d.host.bodies.max = 1000
+	for i, size := range []int{900, 1100} {
+		if _, body := d.post(t, "/", strings.Repeat("a", size)); body != fmt.Sprint(size) {
+			t.Errorf("answer %q", body)
+		}
+		waitFor(t, func() bool { return len(d.exchanges()) == i+1 })
+		if x := d.exchanges()[i]; x.Request.Truncated != (size > 1000) || x.Request.Bytes != int64(size) {
+			t.Errorf("%d bytes: recorded %d, truncated %v", size, x.Request.Bytes, x.Request.Truncated)
+		}
+	}
+	if d.host.bodies.used != 0 {
+		t.Errorf("%d bytes are still taken", d.host.bodies.used)
 	}
 }
 
@@ -462,13 +485,13 @@ func FuzzAnswer(f *testing.F) {
 	f.Add([]byte("{\"model\x8c\": \"tiny\"}"), "application/json")
 	f.Add([]byte("\xff\x00"), "text/event-stream; charset=")
 	f.Fuzz(func(t *testing.T, body []byte, media string) {
-		k := &keeper{left: maxKept}
+		k := &keeper{max: maxKept}
 		x := &exchange{request: newKept(k), answer: newKept(k), media: media}
 		x.request.add(body)
 		x.answer.add(body)
 		out := x.finish()
-		if k.left != maxKept {
-			t.Errorf("%d bytes are still taken", maxKept-k.left)
+		if k.used != 0 {
+			t.Errorf("%d bytes are still taken", k.used)
 		}
 		b, err := json.Marshal(out)
 		if err != nil || !json.Valid(b) || !utf8.Valid(b) {

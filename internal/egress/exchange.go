@@ -2,6 +2,7 @@ package egress
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -43,34 +44,41 @@ type Content struct {
 	Truncated bool              `json:"truncated,omitempty"`
 }
 
-// Bounds of what is kept while exchanges are under way: of one body, and of all bodies of an
-// endpoint together.
+// Bounds of what is kept while exchanges are under way: of one body, of all bodies of an
+// endpoint together, and of all endpoints of a host.
 const (
-	maxBody = 4 << 20
-	maxKept = 16 << 20
-	maxPath = 2048
+	maxBody     = 4 << 20
+	maxKept     = 16 << 20
+	maxHostKept = 1 << 30
+	maxPath     = 2048
 )
 
-// keeper is the memory that the bodies of one endpoint may take.
+// keeper is the memory that bodies may take: those of one endpoint, of a host's share.
 type keeper struct {
+	max int // unset is maxHostKept
+	of  *keeper
+
 	mu   sync.Mutex
-	left int
+	used int
 }
 
 func (k *keeper) take(n int) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if n > k.left {
+	if k.used+n > cmp.Or(k.max, maxHostKept) || k.of != nil && !k.of.take(n) {
 		return false
 	}
-	k.left -= n
+	k.used += n
 	return true
 }
 
 func (k *keeper) give(n int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.left += n
+	k.used -= n
+	if k.of != nil {
+		k.of.give(n)
+	}
 }
 
 // kept is a body as it passes. One goroutine writes to it; finish may come from another.

@@ -373,6 +373,8 @@ func TestAmbiguousRequestsAreRefused(t *testing.T) {
 	}))
 	const line, host = "POST http://good.test/ HTTP/1.1\r\n", "Host: good.test\r\n"
 	for name, text := range map[string]string{
+		"TRACE":                 "TRACE http://good.test/ HTTP/1.1\r\n" + host + "\r\n",
+		"track":                 "track http://good.test/ HTTP/1.1\r\n" + host + "\r\n",
 		"length and coding":     line + host + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
 		"two lengths":           line + host + "Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde",
 		"two equal lengths":     line + host + "Content-Length: 4, 4\r\n\r\nabcd",
@@ -725,6 +727,10 @@ func TestSecretsStayOutside(t *testing.T) {
 		if _, body, _ := s.get(t, url); body != want {
 			t.Errorf("%s: %s, want %s", url, body, want)
 		}
+	}
+	// Nor does a service that implements TRACE tell it.
+	if got := s.raw(t, "TRACE http://plain.test:8080/ HTTP/1.1\r\nHost: plain.test:8080\r\n\r\n"); strings.Contains(got, "hush") || !strings.HasPrefix(got, "HTTP/1.1 400 ") {
+		t.Errorf("TRACE: %q", got)
 	}
 	// The agent's own header is replaced, not joined.
 	if got := s.raw(t, "GET http://plain.test:8080/ HTTP/1.1\r\nHost: plain.test:8080\r\nx-key: mine\r\n\r\n"); strings.Contains(got, "mine") || !strings.Contains(got, value) {

@@ -185,6 +185,9 @@ func (r *request) setTarget(text string) *refusal {
 	if no != nil {
 		return no
 	}
+	if strings.EqualFold(r.method, http.MethodTrace) || strings.EqualFold(r.method, "TRACK") {
+		return refuse(BadRequest, "%s shows the headers of a request, those that the proxy adds among them", r.method)
+	}
 	if r.method == http.MethodConnect {
 		r.connect = true
 		if r.length != 0 {
