@@ -92,6 +92,8 @@ func newHost(t *testing.T) *host {
 	}
 	h.private = []string{root, dir, h.cgroup, "=" + name + "\n", filepath.Dir(h.flag)}
 	h.bystander = h.start(t, "bystander", "default", policies.Limits{})
+	// A sandbox keeps something of its first call for the next.
+	h.bystander.sh(t, "echo")
 	// The first sandbox may leave the launcher with something that it keeps.
 	h.start(t, "warm-up", "default", policies.Limits{}).close(t)
 	h.mounts, h.files = h.countMounts(t), countFiles(t)
