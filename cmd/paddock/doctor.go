@@ -20,11 +20,11 @@ func doctorCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what this host lacks to run episodes, and what to do about it",
-		Long: "Check the kernel, cgroups, limits, the store's file system and programs that recipes use. Each line says\n" +
+		Long: "Check the kernel, cgroups, limits, the store's file system, programs that recipes use, and each launcher by a trial. Each line says\n" +
 			"ok, warn (slower, smaller or weaker than it could be) or fail (episodes cannot run). Exit code 1 on a fail.",
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			checks := doctor.Examine(cmd.Context(), root, diskCheck)
+			checks := append(doctor.Examine(cmd.Context(), root, diskCheck), launcherChecks(cmd.Context(), root)...)
 			report := doctorReport{Level: doctor.Worst(checks), Checks: checks}
 			if err := c.show(report, func(w io.Writer) { printDoctor(w, report) }); err != nil {
 				return err

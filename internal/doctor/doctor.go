@@ -75,8 +75,6 @@ func Examine(ctx context.Context, store string, disks func(ctx context.Context, 
 		{"core dumps", coreDumps},
 		{"busybox", busybox},
 		{"mmdebstrap", func() Check { return program("mmdebstrap", "build worlds of recipe debian:SUITE") }},
-		{"docker", func() Check { return runtimeVersion(ctx, "dockerd", dockerFloors) }},
-		{"runc", func() Check { return runtimeVersion(ctx, "runc", runcFloors) }},
 	}
 	report := make([]Check, 0, len(checks))
 	for _, c := range checks {

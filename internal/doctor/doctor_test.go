@@ -1,7 +1,7 @@
 package doctor
 
 import (
-	"os"
+	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -56,10 +56,12 @@ func TestVersionIsFoundInWhatProgramsPrint(t *testing.T) {
 		want version
 		ok   bool
 	}{
-		"runc version 1.1.5+ds1\ncommit: x\nspec: 1.0.2-dev": {version{1, 1, 5}, true},
-		"Docker version 20.10.24+dfsg1, build 297e128":       {version{20, 10, 24}, true},
-		"6.1":               {version{6, 1, 0}, true},
-		"6.18.5-cloud-1":    {version{6, 18, 5}, true},
+		"runc version 1.1.5+ds1\ncommit: x\nspec: 1.0.2-dev": {version{1, 1, 5, release}, true},
+		"Docker version 20.10.24+dfsg1, build 297e128":       {version{20, 10, 24, release}, true},
+		"6.1":               {version{6, 1, 0, release}, true},
+		"6.18.5-cloud-1":    {version{6, 18, 5, release}, true},
+		"1.4.0-rc.2+dev":    {version{1, 4, 0, 2}, true},
+		"20.10.0-rc1":       {version{20, 10, 0, 1}, true},
 		"no number":         {version{}, false},
 		"7":                 {version{}, false},
 		"99999999999999999": {version{}, false},
@@ -72,42 +74,39 @@ func TestVersionIsFoundInWhatProgramsPrint(t *testing.T) {
 	}
 }
 
-func TestFixedVersionsPerSeries(t *testing.T) {
+func TestFixesAreCountedPerSeries(t *testing.T) {
 	t.Parallel()
-	for v, want := range map[version]bool{
-		{1, 1, 5}: false, {1, 1, 99}: false, {1, 2, 7}: false, {1, 2, 8}: true,
-		{1, 3, 2}: false, {1, 3, 3}: true, {1, 4, 0}: true, {1, 5, 0}: true, {2, 0, 0}: true,
+	for version, want := range map[string]int{
+		"runc 1.1.5+ds1": 2, "runc 1.1.11": 2, "runc 1.1.12": 1, "runc 1.2.7": 1, "runc 1.2.8": 0, "runc 1.3.2": 1, "runc 1.3.3": 0,
+		"runc 1.4.0-rc.2": 1, "runc 1.4.0-rc.3": 0, "runc 1.4.0": 0, "runc 1.5.3": 0, "runc 2.0.0": 0, "runc of my own": 0,
+		"docker 20.10.24+dfsg1": 2, "docker 24.0.9": 1, "docker 28.5.1": 1, "docker 28.5.2": 0, "docker 29.1.0": 0, "crun 1.8.1": 0,
 	} {
-		if got := runcFloors.hold(v); got != want {
-			t.Errorf("runc %v fixed = %v, want %v", v, got, want)
+		program, text, _ := strings.Cut(version, " ")
+		if got := Unfixed(program, text); len(got) != want {
+			t.Errorf("Unfixed(%q, %q) = %q, want %d", program, text, got, want)
 		}
 	}
 }
 
-func TestRuntimeVersionReportsOldAndBroken(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	cases := map[string]struct {
-		script string
-		level  Level
-		says   string
+func TestLaunchersAreReported(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("no such thing")
+	for _, c := range []struct {
+		l     Launcher
+		level Level
+		says  string
 	}{
-		"old-runc":    {"echo runc version 1.1.5", Warn, "lacks fixes"},
-		"new-runc":    {"echo runc version 1.4.0", OK, "1.4.0"},
-		"mute-runc":   {"true", Warn, "names no version"},
-		"broken-runc": {"exit 3", Warn, "exit status 3"},
-	}
-	for name, c := range cases {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+c.script+"\n"), 0o700); err != nil { //nolint:gosec // a program
-			t.Fatal(err)
+		{Launcher{Name: "native"}, OK, "works"},
+		{Launcher{Name: "native", Err: broken}, Fail, "no such thing"},
+		{Launcher{Name: "oci runc", Program: "runc", Version: "1.4.0"}, OK, "runc 1.4.0"},
+		{Launcher{Name: "oci runc", Program: "runc", Version: "1.1.5"}, Warn, "CVE-2024-21626 (fixed in 1.1.12); CVE-2025-31133"},
+		{Launcher{Name: "oci runc", Program: "runc", Version: "1.1.5", Err: broken}, Warn, "no such thing"},
+		{Launcher{Name: "docker", Program: "docker", Absent: broken}, OK, "not here: no such thing"},
+	} {
+		got := c.l.Check()
+		if got.Level != c.level || !strings.Contains(got.Found, c.says) || got.Name != "launcher "+c.l.Name || (got.Level == OK) != (got.Do == "") {
+			t.Errorf("%+v: %+v, want %s saying %q", c.l, got, c.level, c.says)
 		}
-		got := runtimeVersion(t.Context(), name, runcFloors)
-		if got.Level != c.level || !strings.Contains(got.Found, c.says) {
-			t.Errorf("%s: %+v, want %s saying %q", name, got, c.level, c.says)
-		}
-	}
-	if got := runtimeVersion(t.Context(), "absent-runc", runcFloors); got.Level != OK {
-		t.Errorf("an absent runtime: %+v, want ok", got)
 	}
 }
 
