@@ -66,9 +66,10 @@ test-v2: build ## the sandbox's and the daemon's tests on kernel 6.1 with cgroup
 	@$(TMPFS) scripts/test-v2.sh $(V2)
 
 .PHONY: test-attacks
-test-attacks: guest ## the attack suite alone: the code of an episode is the attacker
+test-attacks: guest ## the attack suite alone: the code of an episode is the attacker; LAUNCHER=, RUNTIME= as for demo
 	@$(SETUP) test
-	@$(TMPFS) $(GO) test -count=1 -v ./daemon/attacks
+	@$(WITH_ENGINE) env PADDOCK_ATTACKS_LAUNCHER=$(LAUNCHER) PADDOCK_ATTACKS_RUNTIME=$(RUNTIME) PADDOCK_ATTACKS_RUNTIME_PATH=$(RUNTIME_PATH) \
+		$(TMPFS) $(GO) test -count=1 -v ./daemon/attacks
 
 .PHONY: test-v2-attacks
 test-v2-attacks: build ## the whole attack suite on kernel 6.1 with cgroup v2, under every policy

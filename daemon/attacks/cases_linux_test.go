@@ -139,6 +139,9 @@ var kernel = []attack{
 func probed(t *testing.T, b *box, _ call) {
 	t.Helper()
 	want := need.ProbeTable(t, b.h.probe, probes+"probe."+b.policy.Name()+".golden")
+	for native, here := range b.h.differs("X-K01").lines {
+		want = strings.Replace(want, native+"\n", here+"\n", 1)
+	}
 	if c := b.run(t, sandbox.Command{Argv: []string{"/bin/probe"}, User: b.user}); c.out != want {
 		t.Errorf("the probe found\n%s\nwant\n%s\n(%q, %+v)", c.out, want, c.err, c.Exit)
 	}
@@ -152,7 +155,11 @@ func onlyItsCapabilities(t *testing.T, b *box, c call) {
 		t.Fatal(err)
 	}
 	var want uint64
-	for _, name := range spec.Process.Capabilities.Bounding {
+	allowed := spec.Process.Capabilities.Bounding
+	if !b.h.launcher.Info().Root {
+		allowed = nil
+	}
+	for _, name := range allowed {
 		bit, known := capabilities[name]
 		if !known {
 			t.Fatalf("%s: not one that the test knows", name)
@@ -178,8 +185,9 @@ var capabilities = map[string]int{
 
 // mountsAreTame holds that no mount honours set-id bits, that devices are in /dev alone,
 // that the root follows no redirects, and that no cgroup is mounted.
-func mountsAreTame(t *testing.T, _ *box, c call) {
+func mountsAreTame(t *testing.T, b *box, c call) {
 	t.Helper()
+	masks := b.h.differs("X-K24").why != ""
 	for line := range strings.Lines(c.out) {
 		words := strings.Fields(line)
 		dash := slices.Index(words, "-")
@@ -187,6 +195,9 @@ func mountsAreTame(t *testing.T, _ *box, c call) {
 			t.Fatalf("mountinfo line %q", line)
 		}
 		at, options, kind, super := words[4], strings.Split(words[5], ","), words[dash+1], strings.Split(words[dash+3], ",")
+		if masks && strings.HasPrefix(at, "/proc/") && (words[3] == "/null" || slices.Contains(options, "ro")) {
+			continue // a mask, or a part of /proc that is read-only
+		}
 		if !slices.Contains(options, "nosuid") {
 			t.Errorf("%s honours set-id bits: %s", at, line)
 		}
@@ -215,7 +226,7 @@ func setID(t *testing.T, b *box, _ call) {
 	t.Helper()
 	for _, program := range []string{"/bin/suid", "/tmp/s"} {
 		c := b.run(t, sandbox.Command{Argv: []string{program, "ids"}, User: sandbox.User{UID: 1000, GID: 1000}})
-		if c.out != "1000 1000 1000 1000\n" {
+		if c.out != fmt.Sprintf("%[1]d %[1]d %[1]d %[1]d\n", b.seen(1000)) {
 			t.Errorf("%s run by user 1000 is %q, want no gain", program, c.out)
 		}
 	}

@@ -31,7 +31,7 @@ const probes = "../../sandbox/native/testdata/"
 
 // host is what all cases share: the launcher, the store, and what an attacker is after.
 type host struct {
-	launcher *native.Launcher
+	launcher launcher
 	cgroup   string
 	store    *overlay.Store
 	world    string
@@ -78,9 +78,7 @@ func newHost(t *testing.T) *host {
 	})
 	h.buildWorld(t)
 	dir := need.Tmpfs(t)
-	if h.launcher, err = native.New(native.Config{Dir: dir, CgroupParent: h.cgroup}); err != nil {
-		t.Fatal(err)
-	}
+	h.launcher = chosenLauncher(t, dir, h.cgroup)
 	t.Cleanup(func() {
 		if err := h.launcher.Close(); err != nil {
 			t.Errorf("close the launcher: %v", err)

@@ -700,16 +700,19 @@ static int serve_one(void) {
 	return 0;
 }
 
-// dial connects to the launcher, for engines that pass no descriptor on.
+// dial asks the launcher for the socket, for engines that pass no descriptor on. The one that
+// it dials with belongs to the sandbox's network namespace and is seen there, so it is closed.
 static int dial(const char *path) {
 	struct sockaddr_un to = {.sun_family = AF_UNIX};
 	int s = socket(AF_UNIX, SOCK_SEQPACKET, 0);
 	if (s < 0 || strlen(path) >= sizeof to.sun_path)
 		return -1;
 	strcpy(to.sun_path, path);
-	if (connect(s, (struct sockaddr *)&to, sizeof to) < 0 || (s != SOCK && dup2(s, SOCK) < 0))
+	if (connect(s, (struct sockaddr *)&to, sizeof to) < 0 || dup2(s, SOCK) < 0)
 		return -1;
-	return 0;
+	char buf[16];
+	int fds[MAX_FDS], n;
+	return recv_frame(buf, sizeof buf, fds, &n) <= 0 || n != 1 || dup2(fds[0], SOCK) < 0 ? -1 : 0;
 }
 
 int main(int argc, char **argv) {

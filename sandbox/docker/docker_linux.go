@@ -6,8 +6,8 @@
 // network. PID 1 then dials the launcher, which puts the fork in the place of the image:
 //
 //	launcher --create, start--> engine --> PID 1 (the guest), a child of the engine's
-//	launcher <--dial a socket that is mounted into the image-- PID 1
-//	launcher --setns, move the fork, /proc and /dev, pivot_root--> PID 1 sees the fork
+//	launcher <--dial a socket that is mounted into the image-- PID 1, which is given its own
+//	launcher --setns, move the fork and /proc, pivot_root--> PID 1 sees the fork
 //
 // So captures, disk limits and layered end states are those of a native sandbox, whatever
 // the engine's storage driver is. There is no user namespace: users are the host's, each

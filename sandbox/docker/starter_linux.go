@@ -61,10 +61,9 @@ type starting struct {
 	status   <-chan int
 	pid      int
 	pidfd    *os.File
-	socket   *os.File
 	// root and parts are detached mounts for the container's namespace.
-	root  *os.File
-	parts []*os.File
+	root, dev *os.File
+	parts     []*os.File
 }
 
 // Start has the engine start the guest, which dials back, and puts the fork in the place of
@@ -78,14 +77,14 @@ func (s *starter) Start(c *native.Container) (native.Started, error) {
 		undo.Step{Name: "listen", Do: p.listen},
 		undo.Step{Name: "create", Do: func() error { return p.create(ctx) }, Undo: func() error { return s.engine.Discard(ctx, p.id) }},
 		undo.Step{Name: "start", Do: func() error { return p.launch(ctx) }},
-		undo.Step{Name: "hear from PID 1", Do: p.accept, Undo: func() error { return p.socket.Close() }},
+		undo.Step{Name: "hear from PID 1", Do: p.accept},
 		undo.Step{Name: "clone the fork", Do: p.clone},
 		undo.Step{Name: "put the fork in place", Do: func() error { return native.Enter(p.pidfd, p.enter) }},
 	)
 	if err != nil {
 		return native.Started{}, err
 	}
-	return native.Started{PID: p.pid, Socket: p.socket, Wait: p.wait}, nil
+	return native.Started{PID: p.pid, Wait: p.wait}, nil
 }
 
 // close gives up what a container no longer needs once it runs.
@@ -93,7 +92,7 @@ func (p *starting) close() {
 	if p.listener >= 0 {
 		_ = unix.Close(p.listener)
 	}
-	for _, f := range append([]*os.File{p.pidfd, p.root}, p.parts...) {
+	for _, f := range append([]*os.File{p.pidfd, p.root, p.dev}, p.parts...) {
 		if f != nil {
 			_ = f.Close()
 		}
@@ -143,7 +142,7 @@ func (p *starting) launch(ctx context.Context) (err error) {
 	return nil
 }
 
-// accept takes PID 1's connection, and nobody else's.
+// accept takes PID 1's connection, and nobody else's, and gives it its socket.
 func (p *starting) accept() error {
 	poll := []unix.PollFd{{Fd: int32(p.listener), Events: unix.POLLIN}, {Fd: int32(p.pidfd.Fd()), Events: unix.POLLIN}} //nolint:gosec // descriptors
 	n, err := unix.Poll(poll, int(patience.Milliseconds()))
@@ -166,16 +165,21 @@ func (p *starting) accept() error {
 	if err == nil && int(peer.Pid) != p.pid {
 		err = fmt.Errorf("process %d dialled in place of %d", peer.Pid, p.pid)
 	}
-	if err != nil {
-		return errors.Join(err, unix.Close(fd))
+	if err == nil {
+		err = unix.Sendmsg(fd, []byte("socket"), unix.UnixRights(int(p.c.Socket.Fd())), nil, unix.MSG_NOSIGNAL)
 	}
-	p.socket = os.NewFile(uintptr(fd), "guest")
-	return nil
+	return errors.Join(err, unix.Close(fd))
 }
 
 // clone makes mounts that can be moved to another namespace, which attached ones cannot.
 func (p *starting) clone() (err error) {
 	if p.root, err = mount.Clone(p.c.Root); err != nil {
+		return err
+	}
+	if p.dev, err = mount.ClonePath(p.c.Dev); err != nil {
+		return err
+	}
+	if err := mount.SetAttrs(p.dev, mount.NoSUID|mount.NoExec|mount.ReadOnly, nil); err != nil {
 		return err
 	}
 	for _, part := range p.c.Parts {
@@ -195,8 +199,8 @@ func (p *starting) clone() (err error) {
 	return nil
 }
 
-// enter works in the container's mount namespace: the fork becomes its root, and what the
-// engine mounted on /proc and /dev goes along.
+// enter works in the container's mount namespace: the fork becomes its root, with a /dev
+// like a native sandbox's, and the engine's /proc, terminals and shared memory go along.
 func (p *starting) enter() error {
 	at, err := os.OpenFile(forkDir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -209,7 +213,10 @@ func (p *starting) enter() error {
 	if err := p.attach(func(part native.Part) bool { return part.Writable }); err != nil {
 		return err
 	}
-	for _, path := range []string{"/proc", "/dev"} {
+	if err := p.on("/dev", func(t *os.File) error { return mount.AttachTo(p.dev, t) }); err != nil {
+		return err
+	}
+	for _, path := range []string{"/proc", "/dev/pts", "/dev/shm"} {
 		if err := p.on(path, func(t *os.File) error { return mount.Move(path, t) }); err != nil {
 			return err
 		}

@@ -495,13 +495,13 @@ func (l *Launcher) request(spec sandbox.Spec) (*request, []*os.File, error) {
 			fds = append(fds, lo.Dir)
 		}
 	}
+	filter, err := l.filter(spec.OCI.Linux.Seccomp)
+	if err != nil {
+		return nil, nil, err
+	}
 	if o := l.cfg.Origin; o != nil {
-		r.OCI, r.Frame = spec.OCI, greeting(spec.OCI, o.Powerless).Encode()
+		r.OCI, r.Frame = spec.OCI, greeting(spec.OCI, filter, o.Powerless).Encode()
 	} else {
-		filter, err := l.filter(spec.OCI.Linux.Seccomp)
-		if err != nil {
-			return nil, nil, err
-		}
 		r.Frame = setupFrame(spec.OCI, filter).Encode()
 	}
 	r.Limits = l.tree.limits(spec.Name, spec.OCI.Linux.Resources)

@@ -45,12 +45,18 @@ type Container struct {
 	Root *os.File
 	// Parts are what is mounted into the root read-only, in this order: all are there.
 	Parts []Part
-	// Guest is the path of the guest's program.
-	Guest string
+	// Guest is the path of the guest's program, Program the same as a sealed memory file.
+	Guest   string
+	Program *os.File
+	// Dev is the path of a /dev like a native sandbox's.
+	Dev string
 	// Cgroup is where PID 1 belongs in each hierarchy, from its root on; Parent is the
 	// directory above it for starters that add one of their own.
 	Cgroup, Parent string
-	// Socket is to be descriptor 3 of PID 1, unless the starter brings another.
+	// Unified is its directory in the cgroup2 hierarchy of a hybrid host, which runtimes do
+	// not use but pausing does; nil elsewhere.
+	Unified *os.File
+	// Socket is to be descriptor 3 of PID 1.
 	Socket *os.File
 }
 
@@ -72,8 +78,6 @@ type Part struct {
 type Started struct {
 	// PID is PID 1's in the launcher's pid namespace.
 	PID int
-	// Socket is the daemon's end, where the starter made the connection.
-	Socket *os.File
 	// Wait gives the wait status once PID 1 is gone; nil when it is the launcher's child.
 	Wait func() uint32
 }
@@ -92,10 +96,10 @@ func (e Env) V2() bool { return e.l.tree.v2 }
 // Hybrid says whether the host has a cgroup2 hierarchy beside those of v1.
 func (e Env) Hybrid() bool { return !e.l.tree.v2 && e.l.tree.unified != "" }
 
-// Run runs a program to its end, with files as descriptors from 3 on, and says what it
-// wrote to its streams when it failed. The launcher reaps all children itself, so a
-// starter must not wait for any.
-func (e Env) Run(argv []string, files ...*os.File) error {
+// Run runs a program to its end, in a cgroup2 directory unless that is nil, with files as
+// descriptors from 3 on, and says what it wrote to its streams when it failed. The launcher
+// reaps all children itself, so a starter must not wait for any.
+func (e Env) Run(cgroup *os.File, argv []string, files ...*os.File) error {
 	out, err := memfd(nil)
 	if err != nil {
 		return err
@@ -107,6 +111,9 @@ func (e Env) Run(argv []string, files ...*os.File) error {
 	}
 	for _, f := range files {
 		attr.Files = append(attr.Files, f.Fd())
+	}
+	if cgroup != nil {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(cgroup.Fd())
 	}
 	pid, err := syscall.ForkExec(argv[0], argv, attr)
 	if err != nil {
@@ -221,18 +228,20 @@ func (b *building) startContainer() error {
 	defer b.detachContainer()
 	c := &Container{
 		Name: b.r.Name, IDs: b.r.IDs, OCI: b.r.OCI, Dir: b.l.place(b.r.ID), Root: b.root, Parts: parts,
-		Guest: b.l.guestPath, Parent: "/" + b.l.tree.parent + "/" + b.r.Name, Socket: b.guestEnd,
+		Guest: b.l.guestPath, Program: b.l.guest, Dev: filepath.Join(b.l.sharedPlace(), "dev"), Parent: "/" + b.l.tree.parent + "/" + b.r.Name, Socket: b.guestEnd,
 	}
 	if c.Cgroup = c.Parent; b.l.tree.v2 {
 		c.Cgroup += "/g"
 	}
+	if t := b.l.tree; !t.v2 && t.unified != "" {
+		if c.Unified, err = os.OpenFile(t.at("unified", b.r.Name), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
+			return err
+		}
+		defer func() { _ = c.Unified.Close() }()
+	}
 	started, err := b.l.starter.Start(c)
 	if err != nil {
 		return err
-	}
-	if started.Socket != nil {
-		_ = b.socket.Close()
-		b.socket = started.Socket
 	}
 	b.pid, b.wait = started.PID, started.Wait
 	fd, err := unix.PidfdOpen(b.pid, 0)
@@ -241,8 +250,8 @@ func (b *building) startContainer() error {
 	}
 	b.pidfd = os.NewFile(uintptr(fd), "pidfd")
 	b.cgroup = cgroupOf(b.pid)
-	// Freezing is by the cgroup2 hierarchy, which no runtime uses on a hybrid host.
-	if t := b.l.tree; !t.v2 && t.unified != "" {
+	// An engine has put it elsewhere.
+	if t := b.l.tree; c.Unified != nil {
 		if err := write(t.at("unified", b.r.Name), "cgroup.procs", fmt.Sprint(b.pid)); err != nil {
 			return errors.Join(err, b.killContainer())
 		}
@@ -387,9 +396,14 @@ func (b *building) greet() error {
 	return awaitReady(c)
 }
 
-// greeting is the SETUP of a guest whose view is made and whose filter is loaded.
-func greeting(oci *specs.Spec, powerless bool) *guest.SetupFrame {
+// greeting is the SETUP of a guest whose view is made. The filter is loaded on top of the
+// runtime's: it looks at the low word of what a call looks at the low word of, as ioctl, and
+// denies calls on files that a profile cannot name.
+func greeting(oci *specs.Spec, filter []byte, powerless bool) *guest.SetupFrame {
 	f := &guest.SetupFrame{KeepCaps: capabilityMask(oci), Hostname: oci.Hostname, Flags: guest.AsItIs}
+	if filter != nil {
+		f.Filters = [][]byte{filter}
+	}
 	if powerless {
 		f.KeepCaps = 0
 	}

@@ -59,6 +59,10 @@ func (t *templates) makeDev() error {
 			return err
 		}
 	}
+	// A runtime gives the mount on a directory the mode of that.
+	if err := os.Chmod(t.path("dev/shm"), 0o777|os.ModeSticky); err != nil {
+		return err
+	}
 	for _, d := range devices {
 		p := t.path("dev/" + d.name)
 		if err := unix.Mknod(p, unix.S_IFCHR|0o666, int(unix.Mkdev(d.major, d.minor))); err != nil {

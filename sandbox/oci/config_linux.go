@@ -8,9 +8,13 @@ import (
 	"github.com/paddock-run/paddock/sandbox/native"
 )
 
-// guestPath is where a container finds its PID 1: on its /dev, which is no part of the
-// world, so that nothing of it is in a capture.
-const guestPath = "/dev/init"
+// guestPath is where a container of runsc finds its PID 1: on its /dev, which is no part of
+// the world, so that nothing of it is in a capture. Others are given it as a descriptor, the
+// first after the socket, a sealed memory file that no path leads to.
+const (
+	guestPath = "/dev/init"
+	guestFD   = "/proc/self/fd/4"
+)
 
 // guestCaps are the capabilities that PID 1 has beside the policy's, to start programs as
 // other users and to give terminals to them. It drops them from the bounding set before
@@ -25,15 +29,15 @@ var guestScores = []string{
 
 // config is the bundle's config.json. Limits are kept by the launcher's cgroups, so the
 // runtime is told of none; resource limits are set by the guest for each program.
-func config(c *native.Container) *specs.Spec {
+func config(c *native.Container, kind Kind) *specs.Spec {
 	in := c.OCI
 	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: c.IDs.HostID, Size: c.IDs.Size}}
 	return &specs.Spec{
 		Version:  "1.0.2", // what the oldest runtimes that are of use know
 		Hostname: in.Hostname,
 		Root:     &specs.Root{Path: c.RootFS(), Readonly: in.Root != nil && in.Root.Readonly},
-		Process:  process(in),
-		Mounts:   mounts(c),
+		Process:  process(in, kind),
+		Mounts:   mounts(c, kind),
 		Linux: &specs.Linux{
 			UIDMappings: ids, GIDMappings: ids,
 			Namespaces:    slices.Clone(in.Linux.Namespaces),
@@ -46,7 +50,11 @@ func config(c *native.Container) *specs.Spec {
 	}
 }
 
-func process(in *specs.Spec) *specs.Process {
+func process(in *specs.Spec, kind Kind) *specs.Process {
+	program := guestFD
+	if kind == Runsc {
+		program = guestPath
+	}
 	caps := slices.Clone(guestCaps)
 	if in.Process != nil && in.Process.Capabilities != nil {
 		caps = append(caps, in.Process.Capabilities.Bounding...)
@@ -54,7 +62,7 @@ func process(in *specs.Spec) *specs.Process {
 	slices.Sort(caps)
 	caps = slices.Compact(caps)
 	return &specs.Process{
-		Args: []string{guestPath}, Env: []string{}, Cwd: "/",
+		Args: []string{program}, Env: []string{}, Cwd: "/",
 		// No inheritable and no ambient ones, as in the policy.
 		Capabilities:    &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
 		NoNewPrivileges: true,
@@ -62,8 +70,9 @@ func process(in *specs.Spec) *specs.Process {
 }
 
 // mounts are first the world's directories that stay writable, then the policy's file
-// systems, then what is the launcher's.
-func mounts(c *native.Container) []specs.Mount {
+// systems, then what is the launcher's. /dev is a native sandbox's but under runsc, which has
+// devices of its own: a runtime's are bound from the host one by one, without any flag.
+func mounts(c *native.Container, kind Kind) []specs.Mount {
 	var all []specs.Mount
 	for _, p := range c.Parts {
 		if p.Writable {
@@ -74,14 +83,16 @@ func mounts(c *native.Container) []specs.Mount {
 		if m.Type == "bind" {
 			continue
 		}
-		if m.Destination == "/dev" {
-			m.Options = append(slices.Clone(m.Options), "ro")
+		if m.Destination == "/dev" && kind != Runsc {
+			m = specs.Mount{Destination: "/dev", Type: "bind", Source: c.Dev, Options: []string{"bind", "nosuid", "noexec", "ro"}}
 		}
 		all = append(all, m)
 	}
-	all = append(all, specs.Mount{
-		Destination: guestPath, Type: "bind", Source: c.Guest, Options: []string{"bind", "ro", "nosuid", "nodev"},
-	})
+	if kind == Runsc {
+		all = append(all, specs.Mount{
+			Destination: guestPath, Type: "bind", Source: c.Guest, Options: []string{"bind", "ro", "nosuid", "nodev"},
+		})
+	}
 	for _, p := range c.Parts {
 		if !p.Writable {
 			all = append(all, bind(p, "ro", "noexec"))

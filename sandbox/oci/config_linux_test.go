@@ -32,7 +32,7 @@ func containerOf(t *testing.T, policy string) *native.Container {
 		t.Fatal(err)
 	}
 	return &native.Container{
-		Name: "x", IDs: sandbox.IDMap{HostID: 300000, Size: 65536}, OCI: oci, Dir: "/stage/1", Guest: "/stage/guest/init",
+		Name: "x", IDs: sandbox.IDMap{HostID: 300000, Size: 65536}, OCI: oci, Dir: "/stage/1", Guest: "/stage/guest/init", Dev: "/stage/shared/dev",
 		Cgroup: "/paddock/x", Parent: "/paddock/x",
 		Parts: []native.Part{
 			{Source: "/stage/1/w0", Destination: "/tmp", Writable: true},
@@ -50,7 +50,7 @@ func TestConfigOfEveryPolicyLocksDown(t *testing.T) {
 	}
 	for _, name := range set.Names() {
 		c := containerOf(t, name)
-		got := config(c)
+		got := config(c, Runc)
 		var kinds []string
 		for _, n := range got.Linux.Namespaces {
 			kinds = append(kinds, string(n.Type))
@@ -90,16 +90,16 @@ func TestConfigOfEveryPolicyLocksDown(t *testing.T) {
 func TestMountsAreInOrderAndTheLaunchersOwn(t *testing.T) {
 	t.Parallel()
 	var got []string
-	for _, m := range mounts(containerOf(t, "strict")) {
+	for _, m := range mounts(containerOf(t, "strict"), Runc) {
 		got = append(got, m.Destination+" "+strings.Join(m.Options, ","))
 		if m.Type == "bind" && !strings.HasPrefix(m.Source, "/stage/") {
 			t.Errorf("%s is bound from %s", m.Destination, m.Source)
 		}
 	}
 	want := []string{
-		"/tmp bind,nosuid,nodev,rw", "/proc nosuid,nodev,noexec", "/dev nosuid,noexec,mode=755,size=64k,ro",
+		"/tmp bind,nosuid,nodev,rw", "/proc nosuid,nodev,noexec", "/dev bind,nosuid,noexec,ro",
 		"/dev/pts nosuid,noexec,newinstance,ptmxmode=0666,mode=0620", "/dev/shm nosuid,nodev,noexec,mode=1777,size=67108864",
-		"/dev/init bind,ro,nosuid,nodev", "/sys bind,nosuid,nodev,ro,noexec", "/etc/hosts bind,nosuid,nodev,ro,noexec",
+		"/sys bind,nosuid,nodev,ro,noexec", "/etc/hosts bind,nosuid,nodev,ro,noexec",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("mounts:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -110,7 +110,7 @@ func TestConfigLeavesThePolicysSpecAlone(t *testing.T) {
 	t.Parallel()
 	c := containerOf(t, "default")
 	before := text(t, c.OCI)
-	config(c)
+	config(c, Runc)
 	if after := text(t, c.OCI); after != before {
 		t.Error("the spec that all sandboxes of a policy share was changed")
 	}

@@ -56,7 +56,7 @@ func newStarter(config json.RawMessage, env native.Env) (native.Starter, error) 
 // Start writes the bundle and runs the runtime, which leaves PID 1 behind as the
 // launcher's child.
 func (s *starter) Start(c *native.Container) (native.Started, error) {
-	b, err := json.Marshal(config(c))
+	b, err := json.Marshal(config(c, s.kind))
 	if err != nil {
 		return native.Started{}, err
 	}
@@ -64,7 +64,7 @@ func (s *starter) Start(c *native.Container) (native.Started, error) {
 		return native.Started{}, err
 	}
 	pidFile := filepath.Join(c.Dir, "pid")
-	run := func() error { return s.env.Run(s.command(c, pidFile), c.Socket) }
+	run := func() error { return s.env.Run(c.Unified, s.command(c, pidFile), c.Socket, c.Program) }
 	if s.kind == Crun && s.env.Hybrid() {
 		run = withoutUnified(run)
 	}
@@ -83,14 +83,14 @@ func (s *starter) Start(c *native.Container) (native.Started, error) {
 }
 
 // command is how the runtime is told to start a container and to end itself, with
-// descriptor 3 passed on.
+// the socket and PID 1's program passed on.
 func (s *starter) command(c *native.Container, pidFile string) []string {
 	argv := append([]string{s.path}, s.globals()...)
 	argv = append(argv, "run", "--detach", "--bundle", c.Dir, "--pid-file", pidFile)
 	if s.kind == Runsc {
 		argv = append(argv, "--pass-fd", "3:3")
 	} else {
-		argv = append(argv, "--preserve-fds", "1")
+		argv = append(argv, "--preserve-fds", "2")
 	}
 	return append(argv, c.Name)
 }
@@ -111,7 +111,7 @@ func (s *starter) Remove(name string) error {
 		return nil
 	}
 	argv := append([]string{s.path}, s.globals()...)
-	err := s.env.Run(append(argv, "delete", "--force", name))
+	err := s.env.Run(nil, append(argv, "delete", "--force", name))
 	if err != nil && strings.Contains(err.Error(), "does not exist") {
 		return nil
 	}

@@ -1,0 +1,128 @@
+package attacks
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/paddock-run/paddock/sandbox"
+	"github.com/paddock-run/paddock/sandbox/docker"
+	"github.com/paddock-run/paddock/sandbox/native"
+	"github.com/paddock-run/paddock/sandbox/oci"
+)
+
+// launcherVariable, runtimeVariable and pathVariable choose another launcher than native,
+// as `make test-attacks LAUNCHER=oci RUNTIME=runc` does.
+const (
+	launcherVariable = "PADDOCK_ATTACKS_LAUNCHER"
+	runtimeVariable  = "PADDOCK_ATTACKS_RUNTIME"
+	pathVariable     = "PADDOCK_ATTACKS_RUNTIME_PATH"
+)
+
+// launcher is what the suite attacks.
+type launcher interface {
+	Start(ctx context.Context, spec sandbox.Spec) (*native.Sandbox, error)
+	Info() sandbox.Info
+	ProcessID() int
+	Close() error
+}
+
+// under names the launcher that is attacked.
+func under() string {
+	name, kind := os.Getenv(launcherVariable), os.Getenv(runtimeVariable)
+	switch {
+	case name == "":
+		return "native"
+	case name == "oci" && kind == "":
+		return string(oci.Runc)
+	case name == "oci":
+		return kind
+	}
+	return name
+}
+
+func chosenLauncher(t *testing.T, dir, cgroup string) launcher {
+	t.Helper()
+	var l launcher
+	var err error
+	switch name := under(); name {
+	case "native":
+		l, err = native.New(native.Config{Dir: dir, CgroupParent: cgroup})
+	case "docker":
+		l, err = docker.New(t.Context(), docker.Config{Dir: dir, CgroupParent: cgroup})
+	default:
+		l, err = oci.New(t.Context(), oci.Config{Dir: dir, CgroupParent: cgroup, Runtime: oci.Kind(name), Path: os.Getenv(pathVariable)})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// difference is what a case finds under a launcher and not under native.
+type difference struct {
+	// why says what makes it so, and why that is no way out.
+	why string
+	// want takes the place of what the case prints.
+	want string
+	// lines takes the place of lines of the probe.
+	lines map[string]string
+}
+
+// masked is a runtime's way to mask a path.
+const masked = "a runtime masks a directory by an empty read-only tmpfs, a file by the null device, and makes a part of /proc read-only, " +
+	"each without nosuid and nodev; there is no program in any, and none would gain by a set-id bit"
+
+// differences are all of them, by launcher and case. A case that is not here finds the same
+// as under native. docs/launchers.md has them for people.
+var differences = map[string]map[string]difference{
+	string(oci.Runc): {"X-K24": {why: masked}},
+	string(oci.Crun): {"X-K24": {why: masked}},
+	"docker": {
+		"X-P13": {
+			why:  "user 0 is not PID 1's user, so that more is refused by the kernel's check of files before its check of processes",
+			want: "vm_readv EPERM\nvm_writev EPERM\nseize EPERM\nmem EACCES\ntask-mem EACCES\nsyscall EACCES\nkcmp EPERM\nfds 0\nprlimit EPERM\nsetscheduler EPERM",
+		},
+		"X-K01": {why: "no program has a capability", lines: map[string]string{
+			"chown ok": "chown EPERM", "setuid ok": "setuid EPERM", "chroot ok": "chroot EPERM",
+		}},
+		"X-K16":  {why: "a program sees its user's number on the host"},
+		"X-K23b": {why: "no program has a capability"},
+		"X-K24":  {why: masked},
+		"X-F08":  {why: "no program has a capability, under build either", want: "opaque EPERM\nredirect EPERM\ncapability EPERM"},
+	},
+}
+
+// differs is the difference of a case under the launcher that is attacked.
+func (h *host) differs(id string) difference { return differences[under()][id] }
+
+// seen is what a user of the sandbox is to itself.
+func (b *box) seen(uid uint32) uint32 {
+	if b.h.launcher.Info().UserNS {
+		return uid
+	}
+	return b.ids.HostID + uid
+}
+
+// Every difference is of a case that there is, says why, and is told of to people.
+func TestDifferencesAreDeclared(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/launchers.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, group := range [][]attack{processes, kernel, files, network, proxied} {
+		for _, a := range group {
+			known[a.id] = true
+		}
+	}
+	for launcher, all := range differences {
+		for id, d := range all {
+			if !known[id] || d.why == "" || !strings.Contains(string(text), id) {
+				t.Errorf("%s under %s: no such case, no reason, or not in docs/launchers.md", id, launcher)
+			}
+		}
+	}
+}
