@@ -109,13 +109,15 @@ func (s *fileSeccomp) socketRules() ([]specs.LinuxSyscall, error) {
 
 // ownRules are the rules that every policy has.
 func ownRules() []specs.LinuxSyscall {
-	enosys, success := uint(unix.ENOSYS), uint(0)
+	enosys, success, unsupported := uint(unix.ENOSYS), uint(0), uint(unix.EPROTONOSUPPORT)
 	rules := []specs.LinuxSyscall{
 		// TIPC and others offer pairs as well, and nobody needs them.
 		allow("socketpair", equal(0, unix.AF_UNIX)),
 		allow("clone", masked(0, namespaceFlags, 0)),
 		// Its flags are behind a pointer. ENOSYS makes libc fall back to clone.
 		{Names: []string{"clone3"}, Action: specs.ActErrno, ErrnoRet: &enosys},
+		// As a kernel without auditing answers. useradd and its kin end at any other error.
+		{Names: []string{"socket"}, Action: specs.ActErrno, ErrnoRet: &unsupported, Args: []specs.LinuxSeccompArg{equal(0, unix.AF_NETLINK), equal(2, unix.NETLINK_AUDIT)}},
 		// Limits are a process's own to set. The kernel lets a process of PID 1's user take
 		// PID 1's descriptors away, which ends the sandbox.
 		allow("prlimit64", equal(0, 0)),
