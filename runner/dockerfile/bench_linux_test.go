@@ -70,7 +70,13 @@ type bench struct {
 	ids   *sandbox.IDPool
 }
 
+// newBench is a bench whose RUNs reach what outside reaches.
 func newBench(t *testing.T) *bench {
+	t.Helper()
+	return newBenchOn(t, egress.NewHost(nil, nil))
+}
+
+func newBenchOn(t *testing.T, outside *egress.Host) *bench {
 	t.Helper()
 	need.Root(t)
 	need.Overlay(t)
@@ -90,7 +96,7 @@ func newBench(t *testing.T) *bench {
 	must(t, err)
 	r, err := runner.New(t.Context(), runner.Config{
 		Root: dir, Launcher: launcher{l}, Worlds: worlds{image.Worlds{Store: store}}, Record: rec, Policies: set, IDs: ids,
-		Host: policies.Host{CPUs: 4, MemoryBytes: 16 << 30}, Egress: egress.NewHost(nil, nil),
+		Host: policies.Host{CPUs: 4, MemoryBytes: 16 << 30}, Egress: outside,
 	})
 	must(t, err)
 	b := &bench{Builder: dockerfile.New(r, store), t: t, store: store, ids: ids}

@@ -274,6 +274,7 @@ func (u *build) stage(ctx context.Context, i int) error {
 	} else if w, ok := u.worlds[u.bases[i]]; ok {
 		at.world, st.config = w, w.Config
 	}
+	st.begin()
 	var err error
 	if at.view, err = u.store.View(ctx, at.world.ID); err != nil {
 		return err

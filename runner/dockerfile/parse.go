@@ -288,13 +288,24 @@ func (f *File) needed(target int, bases map[int]string) []int {
 	return out
 }
 
+// maxExpanded bounds what a word may become, and what an environment comes to.
+const maxExpanded = 4 << 20
+
 // expand replaces the variables of a word.
 func (f *File) expand(line int, word string, env map[string]string) (string, error) {
-	list := make([]string, 0, len(env))
+	return f.expandBy(shell.NewLex(f.escape), line, word, env)
+}
+
+func (f *File) expandBy(lex *shell.Lex, line int, word string, env map[string]string) (string, error) {
+	list, longest := make([]string, 0, len(env)), 0
 	for k, v := range env {
 		list = append(list, k+"="+v)
+		longest = max(longest, len(v))
 	}
-	out, _, err := shell.NewLex(f.escape).ProcessWord(word, shell.EnvsFromSlice(list))
+	if len(word)+strings.Count(word, "$")*longest > maxExpanded {
+		return "", f.refuse(line, "its variables may come to more than %d bytes", maxExpanded)
+	}
+	out, _, err := lex.ProcessWord(word, shell.EnvsFromSlice(list))
 	if err != nil {
 		return "", f.refuse(line, "%v", err)
 	}

@@ -94,6 +94,16 @@ func (f *File) globals(given map[string]string, used map[string]bool) (map[strin
 	return out, nil
 }
 
+// defaultPath is the PATH of a stage whose base has none, as every builder sets it.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// begin is FROM, when the base's config is there.
+func (s *state) begin() {
+	if _, ok := s.variables()["PATH"]; !ok {
+		s.setEnv("PATH", defaultPath)
+	}
+}
+
 // variables are what words are expanded with: what ENV says comes before what ARG says.
 func (s *state) variables() map[string]string {
 	out := maps.Clone(s.args)
@@ -138,10 +148,7 @@ func (s *state) expand(c command, vars map[string]string) error {
 	if _, ok := c.Command.(*instructions.ArgCommand); ok {
 		return nil // its words see each other
 	}
-	word := func(w string) (string, error) {
-		out, err := s.file.expand(c.line, w, vars)
-		return out, err
-	}
+	word := func(w string) (string, error) { return s.file.expand(c.line, w, vars) }
 	if e, ok := c.Command.(instructions.SupportsSingleWordExpansion); ok {
 		if err := e.Expand(word); err != nil {
 			return s.refused(c.line, err)
@@ -153,15 +160,7 @@ func (s *state) expand(c command, vars map[string]string) error {
 	}
 	lex := shell.NewLex(s.file.escape)
 	lex.SkipProcessQuotes = true
-	list := make([]string, 0, len(vars))
-	for k, v := range vars {
-		list = append(list, k+"="+v)
-	}
-	err := raw.ExpandRaw(func(w string) (string, error) {
-		out, _, err := lex.ProcessWord(w, shell.EnvsFromSlice(list))
-		return out, err
-	})
-	return s.refused(c.line, err)
+	return s.refused(c.line, raw.ExpandRaw(func(w string) (string, error) { return s.file.expandBy(lex, c.line, w, vars) }))
 }
 
 // refused keeps an error that has its line, and gives one to others.
