@@ -198,7 +198,7 @@ func (c *cli) runDockerfile(ctx context.Context, r api.Recipe, dir, text string)
 		inside = ""
 	}
 	pr, pw := io.Pipe()
-	go func() { pw.CloseWithError(dockerfile.WriteContext(ctx, pw, dir, inside, text)) }()
+	go func() { pw.CloseWithError(dockerfile.Context{Dir: dir, File: inside, Text: text}.Write(ctx, pw)) }()
 	defer func() { _ = pr.Close() }() // ends the goroutine when the daemon stops reading
 	return c.client().BuildDockerfile(ctx, r, pr, c.errs)
 }
@@ -245,7 +245,7 @@ func (c *cli) buildByDocker(ctx context.Context, d dockerfileFlags, r api.Recipe
 	}
 	defer func() { _ = e.Close() }()
 	pr, pw := io.Pipe()
-	go func() { pw.CloseWithError(dockerfile.WriteContext(ctx, pw, in.dir, in.inside, in.text)) }()
+	go func() { pw.CloseWithError(dockerfile.Context{Dir: in.dir, File: in.inside, Text: in.text, ForEngine: true}.Write(ctx, pw)) }()
 	defer func() { _ = pr.Close() }()
 	path := in.inside
 	if path == "" {

@@ -284,6 +284,6 @@ func layer(t *testing.T, r io.Reader, all map[string]string) {
 func (b *bench) sent(dir, file, text string) io.Reader {
 	b.t.Helper()
 	var buf bytes.Buffer
-	must(b.t, dockerfile.WriteContext(b.t.Context(), &buf, dir, file, text))
+	must(b.t, dockerfile.Context{Dir: dir, File: file, Text: text}.Write(b.t.Context(), &buf))
 	return &buf
 }

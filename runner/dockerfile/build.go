@@ -152,7 +152,9 @@ func (u *build) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	u.ignore, err = skipper(patterns)
+	if u.ignore, err = skipper(patterns); err == nil && r.File == SentDockerfile {
+		u.ignore = hideSent(u.ignore)
+	}
 	return err
 }
 

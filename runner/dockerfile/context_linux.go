@@ -15,27 +15,34 @@ import (
 	"github.com/moby/patternmatcher/ignorefile"
 )
 
-// SentDockerfile is where WriteContext puts a Dockerfile that is not in the context.
-const SentDockerfile = ".paddock.Dockerfile"
+// Context is a directory that is sent to who builds.
+type Context struct {
+	Dir string
+	// File is the Dockerfile's path in the directory; where it is empty, Text is sent in its
+	// place, as SentDockerfile.
+	File, Text string
+	// ForEngine says that a Docker Engine builds, which does not know SentDockerfile for what
+	// it is.
+	ForEngine bool
+}
 
-// WriteContext writes a directory as the tar of a context: everything that is not ignored,
-// root's, and what says what is ignored. file is the Dockerfile's path in the directory; where
-// it is empty, text is sent in its place, as SentDockerfile, which is ignored.
-func WriteContext(ctx context.Context, w io.Writer, dir, file, text string) error {
-	root, err := os.OpenRoot(dir)
+// Write writes the directory as a tar: everything that is not ignored, root's, and what says
+// what is ignored.
+func (c Context) Write(ctx context.Context, w io.Writer) error {
+	root, err := os.OpenRoot(c.Dir)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	t := &contextTar{ctx: ctx, root: root, dir: dir, w: tar.NewWriter(w), links: map[inode]string{}, always: map[string]bool{".dockerignore": true}}
-	if file != "" {
-		t.always[file], t.always[file+".dockerignore"] = true, true
+	t := &contextTar{ctx: ctx, root: root, w: tar.NewWriter(w), links: map[inode]string{}, always: map[string]bool{".dockerignore": true}}
+	if c.File != "" {
+		t.always[c.File], t.always[c.File+".dockerignore"] = true, true
 	}
-	if err := t.readIgnore(file); err != nil {
+	if err := t.readIgnore(c.File); err != nil {
 		return err
 	}
-	if file == "" {
-		if err := t.sent(text); err != nil {
+	if c.File == "" {
+		if err := t.sent(c); err != nil {
 			return err
 		}
 	}
@@ -47,11 +54,10 @@ func WriteContext(ctx context.Context, w io.Writer, dir, file, text string) erro
 
 type inode struct{ dev, ino uint64 }
 
-// contextTar is one call of WriteContext.
+// contextTar is one call of Write.
 type contextTar struct {
 	ctx  context.Context //nolint:containedctx // lives as long as the one call
 	root *os.Root
-	dir  string
 	w    *tar.Writer
 	skip func(string) (skip, prune bool)
 	// always are sent though they are ignored: who builds ignores them itself.
@@ -86,31 +92,33 @@ func (t *contextTar) readIgnore(file string) error {
 	return nil
 }
 
-// sent sends a Dockerfile from elsewhere, and has it ignored.
-func (t *contextTar) sent(text string) error {
-	ignore, err := t.root.ReadFile(".dockerignore")
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	ignore = append(ignore, "\n.dockerignore\n"+SentDockerfile+"\n"...)
-	for name, data := range map[string][]byte{SentDockerfile: []byte(text), ".dockerignore": ignore} {
-		err := t.w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(data))})
-		if err == nil {
-			_, err = t.w.Write(data)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	t.always = map[string]bool{}
+// sent sends a Dockerfile from elsewhere. An engine is told to ignore it, in a list that is
+// ignored as well, as Docker's own client does.
+func (t *contextTar) sent(c Context) error {
 	skip := t.skip
 	t.skip = func(p string) (bool, bool) {
-		if p == ".dockerignore" || p == SentDockerfile {
+		if p == SentDockerfile || c.ForEngine && p == ".dockerignore" {
 			return true, true
 		}
 		return skip(p)
 	}
-	return nil
+	if err := t.file(SentDockerfile, []byte(c.Text)); err != nil || !c.ForEngine {
+		return err
+	}
+	t.always = nil
+	ignore, err := t.root.ReadFile(".dockerignore")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return t.file(".dockerignore", append(ignore, "\n.dockerignore\n"+SentDockerfile+"\n"...))
+}
+
+func (t *contextTar) file(name string, data []byte) error {
+	if err := t.w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(data))}); err != nil {
+		return err
+	}
+	_, err := t.w.Write(data)
+	return err
 }
 
 func (t *contextTar) entry(p string, d fs.DirEntry, err error) error {

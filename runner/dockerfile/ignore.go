@@ -11,6 +11,10 @@ import (
 	"github.com/paddock-run/paddock/overlay"
 )
 
+// SentDockerfile is where a client puts a Dockerfile that is not in the context, which then
+// is no part of the context.
+const SentDockerfile = ".paddock.Dockerfile"
+
 // maxIgnore bounds a .dockerignore.
 const maxIgnore = 1 << 20
 
@@ -51,4 +55,17 @@ func skipper(patterns []string) (func(string) (skip, prune bool), error) {
 		skip, err := m.MatchesOrParentMatches(p)
 		return err == nil && skip, !m.Exclusions()
 	}, nil
+}
+
+// hideSent leaves SentDockerfile out as well.
+func hideSent(skip func(string) (bool, bool)) func(string) (bool, bool) {
+	return func(p string) (bool, bool) {
+		if p == SentDockerfile {
+			return true, true
+		}
+		if skip == nil {
+			return false, false
+		}
+		return skip(p)
+	}
 }

@@ -296,3 +296,39 @@ def test_asyncio_builds_the_same(client: paddock.Client, world: paddock.World) -
             return await c.worlds({"a": pages([Page("t")]), "b": {"x": b"1"}}, base=world)
 
     assert asyncio.run(main()) == client.worlds({"a": pages([Page("t")]), "b": {"x": b"1"}}, base=world)
+
+
+@pytest.mark.parametrize("send", [False, True])
+def test_a_dockerfile_is_built_and_found_again(
+    client: paddock.Client, world: paddock.World, tmp_path: Path, fresh_name: Name, send: bool
+) -> None:
+    if not send and os.geteuid() != 0:
+        pytest.skip("the daemon reads directories for root alone")
+    (tmp_path / ".dockerignore").write_text("*.key\n")
+    (tmp_path / "a.key").write_text("secret")
+    (tmp_path / "a.txt").write_text(fresh_name())
+    text = "FROM box\nARG WHO\nCOPY . /all\nRUN echo $WHO > /who; ls -A /all; false || echo done\n"
+    log: list[str] = []
+    built = client.worlds.dockerfile(tmp_path, text=text, args={"WHO": "me"}, send=send, log=log.append)
+    assert not built.network
+    said = "".join(log)
+    assert "[4/4] RUN echo" in said
+    assert ".dockerignore\na.txt\ndone\n" in said
+    (tmp_path / "Dockerfile").write_text(text)
+    os.utime(tmp_path / "a.txt", (5, 5))
+    for options in ({"text": text}, {"file": tmp_path / "Dockerfile"}):
+        (tmp_path / "Dockerfile").unlink(missing_ok=True)
+        if "file" in options:
+            options = {"file": tmp_path.parent / f"{tmp_path.name}.Dockerfile"}
+            options["file"].write_text(text)
+        again = client.worlds.dockerfile(tmp_path, args={"WHO": "me"}, send=send, **options)
+        assert again.hit
+        assert again.world == built.world
+    with client.create(built.world) as ep:
+        assert ep.exec("cat /who").stdout == "me\n"
+    with pytest.raises(paddock.PaddockError, match=r"Dockerfile:2.*exited with 3") as failed:
+        client.worlds.dockerfile(text="FROM box\nRUN echo last words; exit 3\n")
+    assert failed.value.kind == "build_failed"
+    assert failed.value.detail.endswith("last words")
+    with pytest.raises(paddock.PaddockError, match=r"Dockerfile:2.*ONBUILD is not supported"):
+        client.worlds.dockerfile(text="FROM box\nONBUILD RUN x\n")

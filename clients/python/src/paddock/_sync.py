@@ -243,6 +243,7 @@ class Worlds(_Face[_worlds.Worlds]):
 
     __call__ = _run(_worlds.Worlds.__call__)
     build = _run(_worlds.Worlds.build)
+    dockerfile = _run(_worlds.Worlds.dockerfile)
     get = _run(_worlds.Worlds.get)
     remove = _run(_worlds.Worlds.remove)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 Files = Mapping[str, "bytes | str | os.PathLike[str]"]
 _MODES = ("auto", "off", "refresh")
+_SENT = ".paddock.Dockerfile"  # where the daemon looks for a Dockerfile that is sent beside its context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,64 @@ class Worlds:
             name=name,
         )
         return await self._build(recipe, cache, send, progress)
+
+    async def dockerfile(
+        self,
+        context: PathLike | None = None,
+        *,
+        file: PathLike | None = None,
+        text: str = "",
+        args: Mapping[str, str] | None = None,
+        target: str = "",
+        allow: Sequence[str] = (),
+        step_s: float = 0.0,
+        config: WorldConfig | None = None,
+        version: str = "",
+        name: str = "",
+        cache: str = "",
+        send: bool | None = None,
+        log: Callable[[str], None] | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Built:
+        """Build what a Dockerfile says: ``context/Dockerfile``, another ``file``, or its ``text``.
+
+        ``allow`` names hosts that RUN reaches through a proxy; without, it reaches none.
+        ``step_s`` bounds each RUN. ``log`` is given the build's words as they come; a command
+        that fails is an error of kind ``build_failed`` with its line and its last words. The context is sent
+        as in ``build``; what ``.dockerignore`` names is sent, too, and not used.
+        """
+        send = os.geteuid() != 0 if send is None else send
+        if file is not None:
+            if text:
+                raise BadRequest("bad_request", "a Dockerfile is a file or a text, not both", field="text")
+            text = await self._scope.transport.apart(Path(file).read_text)
+        dockerfile = {
+            "text": text,
+            "args": dict(args or {}),
+            "target": target,
+            "allow": list(allow),
+            "step_s": step_s,
+        }
+        body = _wire(Recipe(config=config, version=version, name=name), cache)
+        with contextlib.ExitStack() as stack:
+            options: dict[str, Any]
+            if context is not None and send:
+                files: dict[str, str] = {}
+                if text:
+                    files[_SENT] = text
+                    dockerfile.update(text="", file=_SENT)
+                tar = stack.enter_context(
+                    await self._scope.transport.apart(lambda: _tar(Recipe(dir=context, files=files)))
+                )
+                body["dockerfile"] = {k: v for k, v in dockerfile.items() if v}
+                options = {"body": tar, "media": TAR, "headers": {"Paddock-Recipe": dumps(body)}}
+            else:
+                body["dockerfile"] = {k: v for k, v in dockerfile.items() if v}
+                if context is not None:
+                    body.update(_paths(Recipe(dir=context)))
+                options = {"json_body": body}
+            response = await self._scope.request("POST", "/v1/worlds", accept=STREAM, **options)
+            return await _built(response, progress, log)
 
     async def _build(
         self,
@@ -309,7 +368,11 @@ def _owned_by_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
     return info
 
 
-async def _built(response: Response, progress: Callable[[Progress], None] | None) -> Built:
+async def _built(
+    response: Response,
+    progress: Callable[[Progress], None] | None,
+    log: Callable[[str], None] | None = None,
+) -> Built:
     built: Built | None = None
     async for event in response.lines():
         if event.get("error"):
@@ -318,6 +381,8 @@ async def _built(response: Response, progress: Callable[[Progress], None] | None
             built = decode(Built, event["built"])
         elif event.get("progress") and progress is not None:
             progress(decode(Progress, event["progress"]))
+        elif event.get("log") and log is not None:
+            log(event["log"])
     if built is None:
         raise Unavailable("connection_lost", "the stream ended without a world")
     return built
