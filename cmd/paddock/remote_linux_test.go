@@ -100,6 +100,20 @@ func TestCommandsReachADaemonOfAnotherHost(t *testing.T) {
 	if code, _, errs := paddock("bob", "run", "own", "--", "true"); code == 0 || !strings.Contains(errs, "unknown_world") {
 		t.Errorf("bob runs alice's world by its name: exit code %d, %s", code, errs)
 	}
+	// So does a Dockerfile's context; what it starts from is what its tenant sees.
+	dockerfile := filepath.Join(t.TempDir(), "Dockerfile")
+	if err := os.WriteFile(dockerfile, []byte("FROM own\nCOPY . /copied\nRUN cat /copied/here /data/here > /both\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := paddock("alice", "world", "build", "-f", dockerfile, "--name", "built", dir); code != 0 {
+		t.Fatalf("a Dockerfile from another host: exit code %d, %s", code, errs)
+	}
+	if code, out, errs := paddock("alice", "run", "built", "--", "cat", "/both"); code != 0 || out != "of the clientof the client" {
+		t.Errorf("its world: exit code %d, %q, %s", code, out, errs)
+	}
+	if code, _, errs := paddock("bob", "world", "build", "-f", dockerfile, dir); code == 0 || !strings.Contains(errs, "Dockerfile:1: no world \"own\"") {
+		t.Errorf("bob builds on alice's world: exit code %d, %s", code, errs)
+	}
 	bob := api.Connect(api.Target{Host: at[1], TokenFile: filepath.Join(dir, "bob"), CAFile: filepath.Join(dir, "cert")})
 	defer bob.Close()
 	for _, name := range []string{"own", "t:alice:own"} {

@@ -110,9 +110,9 @@ func (d *dockerfileFlags) context(a []string) (string, error) {
 }
 
 // text is the Dockerfile, and its path in the context where it is there.
-func (d *dockerfileFlags) text(dir string) (text, inside string, err error) {
+func (d *dockerfileFlags) text(dir string, in io.Reader) (text, inside string, err error) {
 	if d.file == "-" {
-		data, err := io.ReadAll(io.LimitReader(os.Stdin, dockerfile.MaxText+1))
+		data, err := io.ReadAll(io.LimitReader(in, dockerfile.MaxText+1))
 		return string(data), "", err
 	}
 	data, err := os.ReadFile(d.file)
@@ -132,7 +132,7 @@ func (c *cli) buildDockerfile(cmd *cobra.Command, d dockerfileFlags, r api.Recip
 	if err != nil {
 		return err
 	}
-	text, inside, err := d.text(dir)
+	text, inside, err := d.text(dir, c.in)
 	if err != nil {
 		return err
 	}

@@ -80,7 +80,24 @@ func TestAWorldGoesThroughADockerEngine(t *testing.T) {
 	if out := other.must(t, "run", "back", "--", "echo", "hello"); out != "hello\n" {
 		t.Errorf("the episode said %q", out)
 	}
-	code, _, errs := other.paddock(t, nil, "world", "import", "docker:paddock/none:1")
+	// The engine builds a Dockerfile, too, and what it made is a world with the base's layers.
+	dir := t.TempDir()
+	if err := os.WriteFile(dir+"/f", []byte("copied\n"), 0o644); err != nil { //nolint:gosec // as people's files are
+		t.Fatal(err)
+	}
+	dockerfile := filepath.Join(t.TempDir(), "Dockerfile")
+	if err := os.WriteFile(dockerfile, []byte("FROM paddock/base:1\nARG WHO\nCOPY . /c/\nRUN echo $WHO >> /c/f; ls -A /c >> /c/f\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	other.must(t, "world", "build", "-f", dockerfile, "--builder", "docker", "--build-arg", "WHO=me", "--name", "built", dir)
+	if out := other.must(t, "run", "built", "--", "cat", "/c/f"); out != "copied\nme\nf\n" {
+		t.Errorf("the engine built %q", out)
+	}
+	code, _, errs := other.paddock(t, strings.NewReader("FROM paddock/base:1\nRUN exit 3\n"), "world", "build", "-f", "-", "--builder", "docker", dir)
+	if code == 0 || !strings.Contains(errs, "returned a non-zero code: 3") {
+		t.Errorf("a step of the engine's failed: exit code %d, %s", code, errs)
+	}
+	code, _, errs = other.paddock(t, nil, "world", "import", "docker:paddock/none:1")
 	if code == 0 || !strings.Contains(errs, "paddock/none:1") {
 		t.Errorf("import of nothing: exit code %d, %s", code, errs)
 	}
