@@ -93,6 +93,7 @@ type Dockerfile struct {
 	Args   map[string]string `json:"args,omitempty" doc:"values of ARGs"`
 	Target string            `json:"target,omitempty" doc:"the stage to build, by name or number; the last by default"`
 	Allow  []string          `json:"allow,omitempty" doc:"hosts that RUN reaches through a proxy, HOST[:PORT,...]; none is no network"`
+	Host   bool              `json:"host_network,omitempty" doc:"RUN reaches through the proxy whatever the daemon's host does, but private networks and the host itself; for root alone"`
 	Limits Limits            `json:"limits,omitzero" doc:"of each RUN; the policy build's by default. Only cpus, memory, disk, inodes and pids count"`
 	StepS  float64           `json:"step_s,omitempty" doc:"wall time that each RUN may take; 3600 by default"`
 }

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -19,8 +20,14 @@ func (s *Server) buildDockerfile(q *request, in api.Recipe) error {
 		return err
 	}
 	d := in.Dockerfile
+	if d.Host && !q.peer.root() {
+		return &api.Error{Kind: api.PermissionDenied, Field: "/dockerfile/host_network", Detail: "the network of the host is root's to give; name the hosts in allow"}
+	}
+	if d.Host {
+		s.log.Warn("a build reaches what this host reaches", slog.String("owner", q.owner()), slog.String("name", in.Name))
+	}
 	r := dockerfile.Recipe{
-		Text: d.Text, File: d.File, Dir: in.Dir, Args: d.Args, Target: d.Target, Network: dockerfile.Network{Allow: d.Allow},
+		Text: d.Text, File: d.File, Dir: in.Dir, Args: d.Args, Target: d.Target, Network: dockerfile.Network{Allow: d.Allow, Host: d.Host},
 		Config: config(in.Config), Version: in.Version, Name: in.Name, Cache: in.Cache, Limits: limits(d.Limits), StepS: d.StepS,
 	}
 	if in.Tar != "" {

@@ -47,7 +47,7 @@ func worldRoutes() []route {
 		typed("GET", "/v1/worlds", "listWorlds", "List the worlds", (*Server).listWorlds, draining),
 		raw("POST", "/v1/worlds", "buildWorld", "Build a world; streams progress, then the world", (*Server).buildWorld,
 			takes(reflect.TypeFor[api.Recipe](), api.MediaJSON, api.MediaTar), header(api.HeaderRecipe, "the recipe, when the body is its tar"), gives(reflect.TypeFor[api.BuildEvent](), api.MediaStream),
-			missing, may(api.BadRecipe, api.BadArchive, api.BuildFailed, api.UnknownPolicy, api.OverCapacity, api.Corrupt)),
+			missing, may(api.BadRecipe, api.BadArchive, api.BuildFailed, api.PermissionDenied, api.UnknownPolicy, api.OverCapacity, api.Corrupt)),
 		raw("POST", "/v1/imports", "importWorld", "Import an image: the archive that is the body, or what a JSON body names; streams progress, then the world", (*Server).importWorld,
 			takes(reflect.TypeFor[api.ImportSpec](), api.MediaJSON, api.MediaTar, api.MediaBytes), gives(reflect.TypeFor[api.BuildEvent](), api.MediaStream), body(rawBody),
 			param("name", "string", "a name to point at the world"), param("image", "string", "picks one by its name where an archive holds several"),

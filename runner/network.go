@@ -285,6 +285,8 @@ type doorsFor struct {
 	policy    *policies.Policy
 	network   NetworkSpec
 	endpoints map[string]EndpointSpec
+	// any lets the proxy lead to every host that the policy's ranges do not refuse.
+	any bool
 	// uid is the client's on the host.
 	uid    uint32
 	record func(egress.Exchange)
@@ -307,6 +309,7 @@ func (r *Runner) openDoors(sb Sandbox, f doorsFor) (*doors, error) {
 		if err != nil {
 			return nil, err
 		}
+		rules.Any = f.any
 		p, err := r.cfg.Egress.Proxy(listeners[0], rules, d.ledger)
 		if err != nil {
 			return nil, fmt.Errorf("proxy: %w", err)

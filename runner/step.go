@@ -51,6 +51,9 @@ type StepSpec struct {
 type StepNetwork struct {
 	// Allow are the entries of a proxy, as egress.ParseEntry reads them; none is no network.
 	Allow []string
+	// Any has the proxy lead to every other host as well, but for the addresses that the
+	// policy refuses.
+	Any bool
 }
 
 // StepResult is how a step ended.
@@ -175,7 +178,7 @@ func (s *step) conduct(ctx context.Context, b box) (StepResult, error) {
 	res := StepResult{WallS: s.spec.WallS, Limits: Limits{
 		CPUs: s.eff.CPUs, MemoryBytes: s.eff.MemoryBytes, DiskBytes: s.eff.DiskBytes, Inodes: s.eff.Inodes, Pids: s.eff.Pids,
 	}}
-	d, err := s.r.openDoors(b.sb, doorsFor{plan: &s.net, policy: s.pol, network: NetworkSpec{Allow: s.spec.Network.Allow}})
+	d, err := s.r.openDoors(b.sb, doorsFor{plan: &s.net, policy: s.pol, network: NetworkSpec{Allow: s.spec.Network.Allow}, any: s.spec.Network.Any})
 	if err != nil {
 		return res, err
 	}

@@ -58,7 +58,7 @@ func TestAWorldIsBuiltFromADockerfile(t *testing.T) {
 	}{
 		"no file":           {[]string{"-f", dir + "/none", dir}, "no such file"},
 		"context is a file": {[]string{"-f", dir + "/other", dir + "/f"}, "is no directory"},
-		"network":           {[]string{"-f", dir + "/other", "--network", "bridge", dir}, "neither none nor allow"},
+		"network":           {[]string{"-f", dir + "/other", "--network", "bridge", dir}, "none of none, host, and allow"},
 		"host":              {[]string{"-f", dir + "/other", "--network", "allow:127.0.0.1/x", dir}, "is neither a host name"},
 		"builder":           {[]string{"-f", dir + "/other", "--builder", "kaniko", dir}, "neither paddock nor docker"},
 		"flag without -f":   {[]string{"--build-arg", "A=1", dir}, "give -f"},
@@ -77,16 +77,20 @@ func TestAWorldIsBuiltFromADockerfile(t *testing.T) {
 func TestNetworkFlagIsHostsAndPorts(t *testing.T) {
 	t.Parallel()
 	for flags, want := range map[string]string{
-		"none": "", "allow:a.test": "a.test", "allow:a.test:80,443,b.test": "a.test:80,443 b.test", "allow:a.test allow:b.test:*": "a.test b.test:*",
+		"none": "", "host allow:a.test": "a.test host", "allow:a.test": "a.test", "allow:a.test:80,443,b.test": "a.test:80,443 b.test", "allow:a.test allow:b.test:*": "a.test b.test:*",
 	} {
 		d := dockerfileFlags{network: strings.Fields(flags)}
-		if got, err := d.allow(); err != nil || strings.Join(got, " ") != want {
+		got, host, err := d.allow()
+		if host {
+			got = append(got, "host")
+		}
+		if err != nil || strings.Join(got, " ") != want {
 			t.Errorf("--network %s: %q, %v; want %q", flags, got, err, want)
 		}
 	}
-	for _, bad := range []string{"host", "allow:", "bridge", ""} {
+	for _, bad := range []string{"hosts", "allow:", "bridge", ""} {
 		d := dockerfileFlags{network: []string{bad}}
-		if got, err := d.allow(); err == nil {
+		if got, _, err := d.allow(); err == nil {
 			t.Errorf("--network %q: %q, want an error", bad, got)
 		}
 	}

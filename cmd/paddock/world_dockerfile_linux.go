@@ -30,7 +30,7 @@ func (d *dockerfileFlags) add(f *pflag.FlagSet) {
 	f.StringVarP(&d.file, "file", "f", "", "build what this Dockerfile says, with DIR as its context; - is standard input")
 	f.StringArrayVar(&d.args, "build-arg", nil, "NAME=value of an ARG, or NAME for that of the environment; may be repeated")
 	f.StringVar(&d.target, "target", "", "stage to build, by name or number (default the last)")
-	f.StringArrayVar(&d.network, "network", nil, "what RUN reaches: none (default), or allow:HOST[:PORT],... through a proxy; may be repeated")
+	f.StringArrayVar(&d.network, "network", nil, "what RUN reaches: none (default); through a proxy allow:HOST[:PORT],..., or host: whatever this host reaches; may be repeated")
 	f.StringVar(&d.builder, "builder", "paddock", "who builds: paddock, or docker for the Docker Engine")
 	f.Float64Var(&d.stepS, "step-timeout", 0, "seconds that each RUN may take (default 3600)")
 }
@@ -68,15 +68,17 @@ func (d *dockerfileFlags) values() (map[string]string, error) {
 
 // allow reads --network: entries of the proxy's list. What follows a comma is one more port
 // where it is a number, and one more host where not.
-func (d *dockerfileFlags) allow() ([]string, error) {
-	var out []string
+func (d *dockerfileFlags) allow() (out []string, host bool, err error) {
 	for _, n := range d.network {
 		text, ok := strings.CutPrefix(n, "allow:")
 		switch {
 		case n == "none":
 			continue
+		case n == "host":
+			host = true
+			continue
 		case !ok || text == "":
-			return nil, usageError{fmt.Errorf("--network %q is neither none nor allow: and hosts", n)}
+			return nil, false, usageError{fmt.Errorf("--network %q is none of none, host, and allow: with hosts", n)}
 		}
 		for word := range strings.SplitSeq(text, ",") {
 			if isPort(word) && len(out) > 0 {
@@ -86,7 +88,7 @@ func (d *dockerfileFlags) allow() ([]string, error) {
 			out = append(out, word)
 		}
 	}
-	return out, nil
+	return out, host, nil
 }
 
 func isPort(word string) bool {
@@ -147,13 +149,16 @@ func (c *cli) buildDockerfile(cmd *cobra.Command, d dockerfileFlags, r api.Recip
 	default:
 		return usageError{fmt.Errorf("--builder %q is neither paddock nor docker", d.builder)}
 	}
-	allow, err := d.allow()
+	allow, host, err := d.allow()
 	if err != nil {
 		return err
 	}
-	r.Dockerfile = &api.Dockerfile{File: inside, Args: values, Target: d.target, Allow: allow, Limits: d.limits, StepS: d.stepS}
+	r.Dockerfile = &api.Dockerfile{File: inside, Args: values, Target: d.target, Allow: allow, Host: host, Limits: d.limits, StepS: d.stepS}
 	if inside == "" {
 		r.Dockerfile.Text = text
+	}
+	if host {
+		fmt.Fprintln(c.errs, "paddock: WARNING: the build's commands reach whatever this host reaches, through a proxy: --network host")
 	}
 	if len(allow) > 0 {
 		fmt.Fprintf(c.errs, "paddock: the build's commands have a network: %s\n", strings.Join(allow, " "))
@@ -245,7 +250,9 @@ func (c *cli) buildByDocker(ctx context.Context, d dockerfileFlags, r api.Recipe
 	}
 	defer func() { _ = e.Close() }()
 	pr, pw := io.Pipe()
-	go func() { pw.CloseWithError(dockerfile.Context{Dir: in.dir, File: in.inside, Text: in.text, ForEngine: true}.Write(ctx, pw)) }()
+	go func() {
+		pw.CloseWithError(dockerfile.Context{Dir: in.dir, File: in.inside, Text: in.text, ForEngine: true}.Write(ctx, pw))
+	}()
 	defer func() { _ = pr.Close() }()
 	path := in.inside
 	if path == "" {

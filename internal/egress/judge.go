@@ -13,10 +13,20 @@ const maxTries = 4
 // judge says where a request for t may go: the addresses to dial, in order. The name is
 // looked up once, after the list has let it through; its addresses are judged as they came.
 func (h *Host) judge(ctx context.Context, r *Rules, t target) ([]netip.AddrPort, *refusal) {
-	if no := r.permits(t); no != nil {
+	var own []netip.Addr
+	if h.Own != nil {
+		own = h.Own()
+	}
+	no := r.permits(t)
+	switch {
+	case no == nil, r.Any && !t.addr.IsValid():
+	case r.Any && r.reachable(t.addr, t.port, own):
+	case r.Any:
+		return nil, refuse(AddressRefused, "%s is an address that only an entry of its own grants", t.host())
+	default:
 		return nil, no
 	}
-	if t.addr.IsValid() { // permits has found the entry that grants it
+	if t.addr.IsValid() {
 		return []netip.AddrPort{netip.AddrPortFrom(t.addr, t.port)}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
@@ -24,10 +34,6 @@ func (h *Host) judge(ctx context.Context, r *Rules, t target) ([]netip.AddrPort,
 	found, err := h.Resolver.LookupNetIP(ctx, "ip", t.name)
 	if err != nil || len(found) == 0 {
 		return nil, refuse(Unresolved, "%s has no address that the host's resolver knows", t.name)
-	}
-	var own []netip.Addr
-	if h.Own != nil {
-		own = h.Own()
 	}
 	var good []netip.AddrPort
 	for _, a := range found {

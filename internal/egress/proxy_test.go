@@ -365,6 +365,34 @@ func TestGrantedRanges(t *testing.T) {
 	}
 }
 
+// TestAnyHostIsNoWayToTheHostItself: with Any every name is let through, and no name or
+// address to what the ranges refuse or to the host's own.
+func TestAnyHostIsNoWayToTheHostItself(t *testing.T) {
+	rules := rulesOf(t, "10.1.0.0/16")
+	rules.Any = true
+	s := newScene(t, rules, func(h *Host) { h.Own = func() []netip.Addr { return []netip.Addr{netip.MustParseAddr("203.0.113.1")} } })
+	answer := web(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Host) })
+	s.at("a.test", "203.0.113.7:8080", answer)
+	s.at("granted.test", "10.1.2.3:80", answer)
+	for name, addr := range map[string]string{"own.test": "203.0.113.1:80", "loop.test": "127.0.0.1:80", "meta.test": "169.254.169.254:80", "inner.test": "10.2.0.1:80"} {
+		s.at(name, addr, answer)
+	}
+	for _, host := range []string{"a.test:8080", "203.0.113.7:8080", "granted.test", "10.1.2.3"} {
+		if status, body, _ := s.get(t, "http://"+host+"/"); body != host {
+			t.Errorf("%s: %d %q, want it reached", host, status, body)
+		}
+	}
+	_, before := s.asked()
+	for _, host := range []string{"own.test", "loop.test", "meta.test", "inner.test", "203.0.113.1", "127.0.0.1", "169.254.169.254", "10.2.0.1", "[::1]"} {
+		if status, body, verdict := s.get(t, "http://"+host+"/"); verdict != string(AddressRefused) {
+			t.Errorf("%s: %d %q, verdict %q, want address_refused", host, status, body, verdict)
+		}
+	}
+	if _, after := s.asked(); len(after) != len(before) {
+		t.Errorf("dialled %q", after[len(before):])
+	}
+}
+
 // TestAmbiguousRequestsAreRefused: nothing that two programs could read differently travels.
 func TestAmbiguousRequestsAreRefused(t *testing.T) {
 	s := newScene(t, rulesOf(t, "good.test"))

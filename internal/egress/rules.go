@@ -14,6 +14,9 @@ import (
 type Rules struct {
 	// Allow is the list; what is not on it is refused. Empty refuses everything.
 	Allow []Entry
+	// Any lets every name through, with every port, and every address that is in no refused
+	// range and not the host's own.
+	Any bool
 	// Refused are ranges that no name may lead to. Only an entry that is itself an address
 	// or a range grants addresses in them.
 	Refused []netip.Prefix

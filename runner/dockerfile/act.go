@@ -58,8 +58,8 @@ func sourceOf(c command) (from string, context bool) {
 // checkRun refuses a RUN that asks for more network than the build has.
 func (u *build) checkRun(c command) error {
 	i, ok := c.Command.(*instructions.RunCommand)
-	if ok && instructions.GetNetwork(i) == instructions.NetworkHost {
-		return u.file.refuse(c.line, "RUN --network=host: the network of the host is not for steps; name hosts with --network allow:HOST")
+	if ok && instructions.GetNetwork(i) == instructions.NetworkHost && !u.recipe.Network.Host {
+		return u.file.refuse(c.line, "RUN --network=host: the build has no network of the host; ask for it with --network host, or name hosts with --network allow:HOST")
 	}
 	return nil
 }
@@ -73,9 +73,15 @@ func (u *build) allow() []string {
 		}
 		out = append(out, text)
 	}
+	if u.recipe.Network.Host {
+		out = append(out, hostNetwork)
+	}
 	slices.Sort(out)
 	return slices.Compact(out)
 }
+
+// hostNetwork stands among the hosts of a build that reaches all.
+const hostNetwork = "host"
 
 // mkdir makes a directory where it is missing.
 func (u *build) mkdir(ctx context.Context, st *state, at *built, act *action, dir string) error {
@@ -233,7 +239,7 @@ func (u *build) run(ctx context.Context, st *state, at *built, act *action) erro
 		tail := &lastWords{to: u.log}
 		res, err := u.Builder.steps.Step(ctx, runner.StepSpec{
 			World: base, Argv: r.argv, Script: r.script, Env: slices.Concat(r.env, r.silent), Dir: r.dir, User: r.user,
-			Network: runner.StepNetwork{Allow: allow}, Limits: u.recipe.Limits, WallS: u.recipe.StepS, Output: tail, Seal: u.sealed(st, key),
+			Network: stepNetwork(allow), Limits: u.recipe.Limits, WallS: u.recipe.StepS, Output: tail, Seal: u.sealed(st, key),
 		})
 		if ue, ok := errors.AsType[*sandbox.UserError](err); ok {
 			err = u.file.refuse(act.line, "%v", ue)
@@ -246,6 +252,12 @@ func (u *build) run(ctx context.Context, st *state, at *built, act *action) erro
 		}
 		return res.World, res.Network, nil
 	})
+}
+
+// stepNetwork is what a step reaches by the list that is in its key.
+func stepNetwork(allow []string) runner.StepNetwork {
+	hosts := slices.DeleteFunc(slices.Clone(allow), func(a string) bool { return a == hostNetwork })
+	return runner.StepNetwork{Allow: hosts, Any: len(hosts) < len(allow)}
 }
 
 // failed says how a command ended, with its last words.

@@ -222,7 +222,9 @@ func (b *bench) give(docker *engine.Engine, name string) {
 func (b *bench) take(docker *engine.Engine, dir string, spec engine.BuildSpec) overlay.World {
 	b.t.Helper()
 	pr, pw := io.Pipe()
-	go func() { pw.CloseWithError(dockerfile.Context{Dir: dir, File: "Dockerfile", ForEngine: true}.Write(b.t.Context(), pw)) }()
+	go func() {
+		pw.CloseWithError(dockerfile.Context{Dir: dir, File: "Dockerfile", ForEngine: true}.Write(b.t.Context(), pw))
+	}()
 	var log bytes.Buffer
 	spec.Dockerfile = "Dockerfile"
 	id, err := docker.Build(b.t.Context(), spec, pr, &log)

@@ -88,6 +88,9 @@ type Recipe struct {
 type Network struct {
 	// Allow are hosts, HOST[:PORT,...], that a proxy leads to.
 	Allow []string
+	// Host has it lead to every host that this one reaches, but for addresses of private
+	// networks and its own, which Allow may name.
+	Host bool
 }
 
 // Result is what a build did.

@@ -118,6 +118,32 @@ func TestAUsersDockerfile(t *testing.T) {
 	}
 }
 
+// The host's network is asked for by name, is another key, and is in the world's record.
+func TestTheHostsNetworkIsSaid(t *testing.T) {
+	t.Parallel()
+	mirror := newMirror(t)
+	b := newBenchOn(t, mirror.outside())
+	r := dockerfile.Recipe{
+		Text:    "FROM box\nRUN --network=none ! wget -q -O- http://deb.test/debian/Release\nRUN --network=host wget -q -O- http://deb.test/debian/Release > /r\n",
+		Network: dockerfile.Network{Host: true},
+	}
+	res, _ := b.build(r)
+	if !res.Network || res.World.Recipe != "dockerfile, network host" || !strings.Contains(b.read(res.World.ID, "/r"), "Origin: test") {
+		t.Errorf("network %v, recipe %q", res.Network, res.World.Recipe)
+	}
+	if n := res.Steps[0].Network; n == nil || n.Seen[0].Verdict != egress.HostRefused {
+		t.Errorf("without a network a step asked for %+v, want deb.test refused", n)
+	}
+	r.Text = strings.Replace(r.Text, "--network=host", "", 1)
+	if again, _ := b.build(r); !again.Hit {
+		t.Error("--network=host and the build's own network are two keys")
+	}
+	r.Network = dockerfile.Network{Allow: []string{"deb.test"}}
+	if other, _ := b.build(r); other.Hit || !other.Steps[0].Hit || other.World.Recipe != "dockerfile, network deb.test:80,443" {
+		t.Errorf("an allow list: hit %v, recipe %q", other.Hit, other.World.Recipe)
+	}
+}
+
 // debian is the world of Debian with Python. It is kept as an image in the user's cache,
 // since a build takes most of a minute and the network.
 func (b *bench) debian(name string) {
