@@ -192,7 +192,7 @@ func TestAFailedStepSaysItsLineAndLastWords(t *testing.T) {
 		r    dockerfile.Recipe
 		want []string
 	}{
-		"exit":    {dockerfile.Recipe{Text: "FROM box\nRUN true\nRUN echo out; echo err >&2; exit 3\n"}, []string{`build_failed "Dockerfile:3"`, "exited with 3", "out\nerr"}},
+		"exit":    {dockerfile.Recipe{Text: "FROM box\nRUN true\nRUN echo out; echo err >&2; exit 3\n"}, []string{`build_failed "Dockerfile:3"`, "exited with 3", "\nout", "\nerr"}},
 		"signal":  {dockerfile.Recipe{Text: "FROM box\nRUN kill -9 $$\n"}, []string{"Dockerfile:2", "exited with signal 9"}},
 		"timeout": {dockerfile.Recipe{Text: "FROM box\nRUN sleep 100\n", StepS: 0.2}, []string{"was ended after 0.2 seconds, its limit"}},
 		"program": {dockerfile.Recipe{Text: "FROM box\nRUN [\"/none\"]\n"}, []string{"could not be started: command_not_found /none"}},
