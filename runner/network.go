@@ -316,13 +316,14 @@ func (r *Runner) openDoors(sb Sandbox, f doorsFor) (*doors, error) {
 		}
 		d.open, listeners = append(d.open, p), listeners[1:]
 	}
+	doubt := &egress.Doubt{}
 	for i, name := range slices.Sorted(maps.Keys(f.endpoints)) {
 		spec := f.endpoints[name]
 		to, err := spec.parse()
 		if err != nil {
 			return nil, errors.Join(err, d.close())
 		}
-		e := egress.Endpoint{Name: name, Raw: spec.Raw, UID: f.uid, Record: f.record, Down: f.down}
+		e := egress.Endpoint{Name: name, Raw: spec.Raw, UID: f.uid, Record: f.record, Down: f.down, Doubt: doubt}
 		door := r.cfg.Egress.Endpoint(listeners[i], e, to, d.ledger)
 		d.open, d.endpoints[name] = append(d.open, door), door
 	}

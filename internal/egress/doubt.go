@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// doubt is how an endpoint finds out whose fault an answer of 5xx is, or one that did not
-// come: the daemon itself asks the target, with a request of which no program wrote anything.
-// As long as that fails, nothing of the sandbox's is carried, so that no flood of it, and no
-// connection that it holds, can be why.
-type doubt struct {
+// Doubt is how the endpoints of a sandbox find out whose fault an answer of 5xx is, or one that
+// did not come: the daemon itself asks the target, with a request of which no program wrote
+// anything. As long as that fails, nothing of the sandbox's is carried to any of its endpoints,
+// which may lead to one service, so that no flood, and no connection that is held, can be why.
+// The zero value is ready, for one sandbox.
+type Doubt struct {
 	mu sync.Mutex
-	// over is closed when the target has been asked; nil while nobody asks. down is what
-	// came of it.
+	// over is closed when a target has been asked, by the endpoint of; nil while nobody asks.
+	// down is what came of it.
 	over chan struct{}
+	of   *Door
 	down *refusal
-	// sure is when the target last answered that it works.
-	sure time.Time
-	// cut ends the exchanges that are under way.
+	// cut ends what is under way.
 	cut map[*exchange]context.CancelCauseFunc
 }
 
@@ -36,7 +36,7 @@ const (
 var errDoubt = errors.New("the target answers 5xx, and is asked by the daemon with nothing of the sandbox's under way")
 
 // enter waits until nobody asks, and lets the exchange be cut from then on.
-func (d *doubt) enter(ctx context.Context, x *exchange, cut context.CancelCauseFunc) {
+func (d *Doubt) enter(ctx context.Context, x *exchange, cut context.CancelCauseFunc) {
 	for {
 		d.mu.Lock()
 		over := d.over
@@ -56,39 +56,45 @@ func (d *doubt) enter(ctx context.Context, x *exchange, cut context.CancelCauseF
 	}
 }
 
-func (d *doubt) leave(x *exchange) {
+func (d *Doubt) leave(x *exchange) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.cut, x)
 }
 
-// begin says whether the caller is to ask; otherwise another does, until over is closed. Both
-// are empty while the last answer is good.
-func (d *doubt) begin() (mine bool, over chan struct{}) {
+// begin says whether the caller is to ask for its endpoint. Otherwise it was asked just now,
+// and answered is what came of that.
+func (d *Doubt) begin(of *Door) (mine bool, answered *refusal) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.over != nil {
-		return false, d.over
+	for d.over != nil {
+		over, same := d.over, d.of == of
+		d.mu.Unlock()
+		<-over
+		d.mu.Lock()
+		if same {
+			return false, d.down
+		}
 	}
-	if time.Since(d.sure) < certain {
+	if time.Since(of.sure) < certain {
 		return false, nil
 	}
-	d.over = make(chan struct{})
-	return true, d.over
+	d.over, d.of = make(chan struct{}), of
+	return true, nil
 }
 
-func (d *doubt) end(down *refusal) {
+func (d *Doubt) end(down *refusal) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.down = down; down == nil {
-		d.sure = time.Now()
+		d.of.sure = time.Now()
 	}
 	close(d.over)
 	d.over = nil
 }
 
 // cutOthers ends the exchanges under way but for x, whose answer waits for what comes of this.
-func (d *doubt) cutOthers(x *exchange, why error) {
+func (d *Doubt) cutOthers(x *exchange, why error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for other, cut := range d.cut {
@@ -102,15 +108,9 @@ func (d *doubt) cutOthers(x *exchange, why error) {
 // answered nothing but 5xx for all of the patience, or was not there. Whoever else doubts
 // meanwhile gets the same answer.
 func (d *Door) ask(x *exchange, why string) *refusal {
-	mine, over := d.doubt.begin()
+	mine, answered := d.doubt.begin(d)
 	if !mine {
-		if over == nil {
-			return nil
-		}
-		<-over
-		d.doubt.mu.Lock()
-		defer d.doubt.mu.Unlock()
-		return d.doubt.down
+		return answered
 	}
 	detail := d.fails(x)
 	var no *refusal

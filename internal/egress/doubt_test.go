@@ -69,11 +69,21 @@ func TestWhatARequestBringsAboutIsNotTheClients(t *testing.T) {
 
 // TestAFloodThatATargetRefusesIsNotTheClients: a target that takes few requests at a time
 // answers 503 while a program holds them, to the daemon as to anybody. It is asked with
-// nothing of the sandbox's under way, and so with room.
+// nothing of the sandbox's under way, and so with room: also where what is held came through
+// another endpoint that leads there, or through a raw one.
 func TestAFloodThatATargetRefusesIsNotTheClients(t *testing.T) {
+	for name, second := range map[string]func(*Endpoint){
+		"by itself": nil, "another endpoint": func(*Endpoint) {}, "a raw endpoint": func(e *Endpoint) { e.Raw = true },
+	} {
+		t.Run(name, func(t *testing.T) { floodIsNotTheClients(t, second) })
+	}
+}
+
+func floodIsNotTheClients(t *testing.T, second func(*Endpoint)) {
+	t.Helper()
 	const room = 3
 	var held atomic.Int32
-	d := newDoor(t, web(t, func(w http.ResponseWriter, r *http.Request) {
+	target := web(t, func(w http.ResponseWriter, r *http.Request) {
 		defer held.Add(-1)
 		if held.Add(1) > room {
 			http.Error(w, "no room", http.StatusServiceUnavailable)
@@ -86,11 +96,18 @@ func TestAFloodThatATargetRefusesIsNotTheClients(t *testing.T) {
 		_, _ = io.WriteString(w, "held")
 		w.(http.Flusher).Flush()
 		<-r.Context().Done() // a stream without end
-	}), func(e *Endpoint) { e.Patience = 20 * time.Second })
+	})
+	one := &Doubt{}
+	shared := func(e *Endpoint) { e.Patience, e.Doubt = 20*time.Second, one }
+	d := newDoor(t, target, shared)
+	holds := d
+	if second != nil {
+		holds = newDoor(t, target, shared, second)
+	}
 	var streams sync.WaitGroup
 	defer streams.Wait()
 	for range room {
-		streams.Go(func() { d.post(t, "/", "hold") })
+		streams.Go(func() { holds.post(t, "/", "hold") })
 	}
 	waitFor(t, func() bool { return held.Load() == room })
 	if status, body := d.post(t, "/", "one more"); status != http.StatusServiceUnavailable || body != "no room\n" {

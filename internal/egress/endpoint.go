@@ -39,6 +39,8 @@ type Endpoint struct {
 	Down func(detail string)
 	// Patience is unset DefaultPatience.
 	Patience time.Duration
+	// Doubt is shared by the endpoints of one sandbox; nil is one of its own.
+	Doubt *Doubt
 }
 
 // DefaultPatience is how long a target that takes no connection is tried again: as long as
@@ -59,7 +61,9 @@ type Door struct {
 	to     atomic.Pointer[Target]
 	ledger *Ledger
 	keep   keeper
-	doubt  doubt
+	doubt  *Doubt
+	// sure is when the target last answered that it works; guarded by doubt.
+	sure time.Time
 }
 
 // Endpoint serves l, which is the endpoint's from now on, until Close.
@@ -67,7 +71,10 @@ func (h *Host) Endpoint(l net.Listener, e Endpoint, to Target, ledger *Ledger) *
 	if e.Patience == 0 {
 		e.Patience = DefaultPatience
 	}
-	d := &Door{host: h, e: e, ledger: ledger, keep: keeper{max: maxKept, of: &h.bodies}}
+	if e.Doubt == nil {
+		e.Doubt = &Doubt{}
+	}
+	d := &Door{host: h, e: e, ledger: ledger, doubt: e.Doubt, keep: keeper{max: maxKept, of: &h.bodies}}
 	d.to.Store(&to)
 	ready := make(chan struct{})
 	d.server = serve(l, EndpointLimits, func(ctx context.Context, c net.Conn) {
@@ -147,6 +154,9 @@ func (d *Door) connect(ctx context.Context) (net.Conn, Target, error) {
 // carry serves a raw endpoint.
 func (d *Door) carry(ctx context.Context, c net.Conn) {
 	var seen Seen
+	x := &exchange{}
+	d.doubt.enter(ctx, x, func(error) { _ = c.Close() })
+	defer d.doubt.leave(x)
 	out, _, no := d.reach(ctx, &seen, func() { _ = c.Close() })
 	if no != nil {
 		return
