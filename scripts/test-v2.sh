@@ -8,7 +8,7 @@
 # The host's root is mounted read-only in it (hostfs); what is written goes to an ext4 image,
 # because kernel 6.1 cannot idmap a tmpfs lower layer. An XFS and an ext4 with project quotas are
 # mounted beside it; tests of the build tag v2 want them. The exit code is the inner one.
-# Bounded by V2_TIMEOUT seconds (1500), each package by V2_PACKAGE_TIMEOUT (5m).
+# Bounded by V2_TIMEOUT seconds (1500), each package by V2_PACKAGE_TIMEOUT (10m).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 limit=${V2_TIMEOUT:-1500}
@@ -56,7 +56,7 @@ if [ -x bin/paddock ]; then
   cp bin/paddock "$root/bin/"
 fi
 echo "$run" >"$root/run"
-echo "${V2_PACKAGE_TIMEOUT:-5m}" >"$root/timeout"
+echo "${V2_PACKAGE_TIMEOUT:-10m}" >"$root/timeout"
 truncate -s 4G "$work/disk"
 mkfs.ext4 -q -E nodiscard,lazy_itable_init=0,root_owner=0:0 -O ^has_journal -N 400000 -d "$root" "$work/disk"
 truncate -s 1G "$work/xfs" "$work/ext4"
