@@ -18,6 +18,7 @@ import (
 	"github.com/paddock-run/paddock/api"
 	"github.com/paddock-run/paddock/daemon"
 	"github.com/paddock-run/paddock/daemon/fusion"
+	"github.com/paddock-run/paddock/internal/monitor"
 	"github.com/paddock-run/paddock/internal/mount"
 	"github.com/paddock-run/paddock/runner"
 )
@@ -108,6 +109,9 @@ func (o serveOptions) serve(ctx context.Context, errs io.Writer) error {
 	}
 	if os.Getenv(privateEnv) != strconv.Itoa(os.Getpid()) {
 		return enterPrivate()
+	}
+	if err := monitor.Calm(); err != nil {
+		log.Info("calls will take a little longer", slog.Any("error", err))
 	}
 	if o.root, err = resolveRoot(o.root); err != nil {
 		return err

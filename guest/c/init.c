@@ -722,6 +722,7 @@ int main(int argc, char **argv) {
 	if (argc > 1 && dial(argv[1]) < 0)
 		return 4;
 	syscall(SYS_close_range, SOCK + 1, ~0u, 0);
+	prctl(PR_SET_TIMERSLACK, 50000, 0, 0, 0); // the kernel's own; threads of the launcher may have more
 	for (int s = 1; s < NSIG; s++) // the launcher ignores some, and children would inherit that
 		signal(s, SIG_DFL);
 	fcntl(SOCK, F_SETFD, FD_CLOEXEC);

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/paddock-run/paddock/guest"
+	"github.com/paddock-run/paddock/internal/monitor"
 	"github.com/paddock-run/paddock/internal/mount"
 )
 
@@ -51,6 +52,7 @@ func launcherMain(arg string, newStarter func(json.RawMessage, Env) (Starter, er
 		fmt.Fprintln(os.Stderr, "paddock launcher:", err)
 		return 1
 	}
+	_ = monitor.Calm() // without it everything works, slower
 	children := make(chan os.Signal, 64)
 	signal.Notify(children, unix.SIGCHLD)
 	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP) // it ends with the daemon
