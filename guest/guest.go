@@ -6,6 +6,7 @@
 //
 //	launcher -> nursery  CLONE id                     any number, one at a time
 //	nursery  -> launcher STARTED id pid + pidfd | FAILED id step errno
+//	launcher -> guest  AHEAD                          once or never, not answered
 //	launcher -> guest  SETUP                          once
 //	guest -> launcher  READY | FAILED errno           once
 //	daemon   -> guest  EXEC id                        any number, also at once
@@ -58,6 +59,7 @@ const (
 	Failed
 	Exited
 	Clone
+	Ahead
 )
 
 // Flags of SETUP and EXEC.
@@ -103,7 +105,29 @@ type SetupFrame struct {
 	ReadOnly []string
 	Writable []string
 	Etc      []string
+	Proc     ProcView
 	Filters  [][]byte
+}
+
+// ProcView is what of /proc is hidden and what is read-only, by paths below /proc.
+type ProcView struct {
+	Masked, ReadOnly []string
+}
+
+func (p *ProcView) block() []byte {
+	e := &encoder{}
+	e.list(p.Masked)
+	e.list(p.ReadOnly)
+	return *e
+}
+
+// Ahead asks a guest that waits for SETUP to make a /proc of this view, which SETUP then takes
+// where its own is the same. The descriptors that go with it are mounts of an empty directory
+// and of dev.
+func (p *ProcView) Ahead() []byte {
+	e := frame(Ahead, 0)
+	e.bytes(p.block())
+	return *e
 }
 
 // CloneFrame asks the nursery for a guest. The descriptors that go with it are the guest's
@@ -140,10 +164,10 @@ func (s *SetupFrame) Encode() []byte {
 	e.list(s.ReadOnly)
 	e.list(s.Writable)
 	e.list(s.Etc)
+	e.bytes(s.Proc.block())
 	e.u32(uint32(len(s.Filters)))
 	for _, f := range s.Filters {
-		e.u32(uint32(len(f)))
-		*e = append(*e, f...)
+		e.bytes(f)
 	}
 	return *e
 }
@@ -238,7 +262,7 @@ func Decode(b []byte) (Reply, error) {
 		r.Step, r.Errno = Step(word(0)), word(1)
 	case Exited:
 		r.Status = word(0)
-	case Ready, Setup, Exec, Clone: // nothing beside the header
+	case Ready, Setup, Exec, Clone, Ahead: // nothing beside the header
 	}
 	return r, nil
 }
@@ -254,6 +278,11 @@ func frame(t Type, id uint32) *encoder {
 
 func (e *encoder) u32(v uint32) { *e = binary.LittleEndian.AppendUint32(*e, v) }
 func (e *encoder) u64(v uint64) { *e = binary.LittleEndian.AppendUint64(*e, v) }
+
+func (e *encoder) bytes(b []byte) {
+	e.u32(uint32(len(b)))
+	*e = append(*e, b...)
+}
 
 func (e *encoder) str(s string) {
 	e.u32(uint32(len(s) + 1))

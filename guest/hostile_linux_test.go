@@ -35,10 +35,11 @@ func TestGuestReadsNothingPastAFrame(t *testing.T) {
 func brokenFrames(r *rand.Rand) [][]byte {
 	x := ExecFrame{ID: 1, Argv: []string{"/nowhere", "a"}, Env: []string{"A=b"}, Groups: []uint32{1, 2}, Dir: "/", Path: "/nowhere:/none", Rlimits: []Rlimit{{7, 8, 8}}}
 	program, _ := x.Encode()
-	setup := (&SetupFrame{Hostname: "h", ShmBytes: "1m", Masked: []string{"/a"}, Etc: []string{"/b"}, Filters: [][]byte{{1, 2, 3}}}).Encode()
+	setup := (&SetupFrame{Hostname: "h", ShmBytes: "1m", Masked: []string{"/a"}, Etc: []string{"/b"}, Proc: ProcView{Masked: []string{"/keys"}, ReadOnly: []string{"/sys"}}, Filters: [][]byte{{1, 2, 3}}}).Encode()
+	ahead := (&ProcView{Masked: []string{"/keys"}, ReadOnly: []string{"/sys"}}).Ahead()
 	var all [][]byte
 	for i := range 20 {
-		b := bytes.Clone([][]byte{program, setup}[i/19]) // a setup that fails ends the guest: it comes last
+		b := bytes.Clone([][]byte{program, ahead, setup}[i%2+i/19]) // a setup that fails ends the guest: it comes last
 		for range r.IntN(3) {
 			b[8+r.IntN(len(b)-8)] = byte(r.IntN(256))
 		}

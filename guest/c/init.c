@@ -33,7 +33,7 @@
 #include <unistd.h>
 
 enum { SOCK = 3, MAX_FRAME = 64 << 10, MAX_FDS = 32, MAX_CALLS = 1024, MAX_LIST = 1 << 16 };
-enum { SETUP = 1, READY, EXEC, STARTED, FAILED, EXITED, CLONE };
+enum { SETUP = 1, READY, EXEC, STARTED, FAILED, EXITED, CLONE, AHEAD };
 enum { ROOT_RO = 1, WITH_PTS = 2, AS_IT_IS = 4 }; // SETUP
 enum { HAS_BIRTH = 1 };                           // CLONE
 enum { PTY = 1, HAS_FD3 = 2, IN_MEMFD = 4 };      // EXEC
@@ -191,7 +191,8 @@ static int rebind(const char *path, int ro) {
 
 enum { NOSUID = 2, NODEV = 4, NOEXEC = 8 };
 
-static int mount_new(const char *type, const char *const *opts, int attrs, const char *to) {
+// new_mount makes a detached mount of a new file system.
+static int new_mount(const char *type, const char *const *opts, int attrs) {
 	int fs = syscall(SYS_fsopen, type, 1);
 	if (fs < 0)
 		return -1;
@@ -202,11 +203,16 @@ static int mount_new(const char *type, const char *const *opts, int attrs, const
 		return -1;
 	int m = syscall(SYS_fsmount, fs, 1, attrs);
 	close(fs);
+	return m;
+}
+
+static int mount_new(const char *type, const char *const *opts, int attrs, const char *to) {
+	int m = new_mount(type, opts, attrs);
 	return m < 0 ? -1 : move_to(m, to);
 }
 
 // mask hides a path: a directory under an empty read-only one, a file under null.
-static int mask(const char *path, int empty) {
+static int mask(const char *path, int empty, int null) {
 	struct stat st;
 	int t = target(path);
 	if (t < 0)
@@ -214,11 +220,45 @@ static int mask(const char *path, int empty) {
 	if (fstat(t, &st) < 0)
 		return -1;
 	close(t);
-	int from = S_ISDIR(st.st_mode) ? empty : target("/dev/null");
-	int m = copy_mount(from);
-	if (from != empty)
-		close(from);
+	int m = copy_mount(S_ISDIR(st.st_mode) ? empty : null);
 	return m < 0 ? -1 : move_to(m, path);
+}
+
+// place attaches a mount beside the working directory, which is the launcher's and empty and
+// came along with its mount namespace. Before Linux 6.15 only what is attached in this
+// namespace can be copied. All of it goes with the old root.
+static int place(int mnt, const char *at) {
+	return syscall(SYS_move_mount, mnt, "", AT_FDCWD, at, 0x04 /* F_EMPTY_PATH */);
+}
+
+struct block { const char *p; uint32_t n; };
+
+static struct block block(struct cursor *c) {
+	struct block b = {.n = u32(c)};
+	b.p = take(c, b.n);
+	return b;
+}
+
+// make_proc makes a /proc with what is hidden in it and what is read-only, at a place of its
+// own, and returns its mount.
+static int make_proc(struct block view, int empty, int null) {
+	struct cursor c = {view.p, view.p + view.n, 1};
+	const char **masks = list(&c), **ros = list(&c);
+	if (!c.ok)
+		return errno = EINVAL, -1;
+	int before = stage, failed = 0;
+	int proc = new_mount("proc", 0, NOSUID | NODEV | NOEXEC);
+	if (proc < 0 || place(proc, "../proc") < 0)
+		return -1;
+	stage = proc;
+	for (const char **p = ros; !failed && *p; p++)
+		failed = rebind(*p, 1) < 0;
+	for (const char **p = masks; !failed && *p; p++)
+		failed = mask(*p, empty, null) < 0;
+	stage = before;
+	free(masks);
+	free(ros);
+	return failed ? -1 : proc;
 }
 
 static int loopback_up(void) {
@@ -263,9 +303,19 @@ static int load_filters(struct cursor *c) {
 // files of the guest's own cgroups.
 enum { FD_ROOT, FD_DEV, FD_EMPTY, FD_SYS, FD_ETC };
 
+// ahead is a /proc that was made before SETUP, and of which view; -1 is none.
+static struct { int proc; uint32_t n; char view[4096]; } ahead = {.proc = -1};
+
+static int proc_for(struct block view, int empty, int null) {
+	if (ahead.proc >= 0 && ahead.n == view.n && memcmp(ahead.view, view.p, view.n) == 0)
+		return ahead.proc;
+	return make_proc(view, empty, null);
+}
+
 static int mount_view(struct cursor *c, uint32_t flags, const int *fd, int nfds) {
 	const char *shm = str(c);
 	const char **masks = list(c), **ros = list(c), **rws = list(c), **etc = list(c);
+	struct block view = block(c);
 	int n = 0;
 	if (c->ok && flags & AS_IT_IS)
 		return 0;
@@ -278,14 +328,16 @@ static int mount_view(struct cursor *c, uint32_t flags, const int *fd, int nfds)
 	const char *const shm_opts[] = {"size", shm, "nr_inodes", "65536", "mode", "1777", 0};
 	const char *const pts_opts[] = {"ptmxmode", "0666", "mode", "0620", 0};
 	TRY("make mounts private", mount(0, "/", 0, MS_REC | MS_PRIVATE, 0));
-	// The launcher's working directory is empty and came along with its mount namespace;
-	// by its path the mapped root could not reach it.
-	TRY("move root", syscall(SYS_move_mount, fd[FD_ROOT], "", AT_FDCWD, ".", 0x04));
+	// By its path the mapped root could not reach the working directory.
+	TRY("move root", place(fd[FD_ROOT], "."));
 	stage = fd[FD_ROOT];
 	for (const char **p = rws; *p; p++)
 		TRY("rebind writable", rebind(*p, 0));
-	TRY("mount proc", mount_new("proc", 0, NOSUID | NODEV | NOEXEC, "/proc"));
 	TRY("move dev", move_to(fd[FD_DEV], "/dev"));
+	int empty = fd[FD_EMPTY], null = target("/dev/null"), proc;
+	TRY("place the empty directory", place(empty, "../empty"));
+	TRY("make proc", proc = proc_for(view, empty, null));
+	TRY("move proc", move_to(proc, "/proc"));
 	TRY("move sys", move_to(fd[FD_SYS], "/sys"));
 	TRY("mount shm", mount_new("tmpfs", shm_opts, NOSUID | NODEV | NOEXEC, "/dev/shm"));
 	if (flags & WITH_PTS)
@@ -296,7 +348,8 @@ static int mount_view(struct cursor *c, uint32_t flags, const int *fd, int nfds)
 	for (const char **p = ros; *p; p++)
 		TRY("rebind read-only", rebind(*p, 1));
 	for (const char **p = masks; *p; p++)
-		TRY("mask", mask(*p, fd[FD_EMPTY]));
+		TRY("mask", mask(*p, empty, null));
+	close(null);
 	if (flags & ROOT_RO)
 		TRY("read-only root", set_read_only(stage, 1));
 	TRY("enter root", fchdir(stage));
@@ -312,9 +365,31 @@ static int unmapped; // it was cloned before its user namespace had ids
 static int become_root(void) {
 	if (!unmapped)
 		return 0;
-	if (syscall(SYS_setgroups, 0, 0) < 0 || syscall(SYS_setresgid, 0, 0, 0) < 0)
+	if (syscall(SYS_setgroups, 0, 0) < 0 || syscall(SYS_setresgid, 0, 0, 0) < 0 || syscall(SYS_setresuid, 0, 0, 0) < 0)
 		return -1;
-	return syscall(SYS_setresuid, 0, 0, 0);
+	unmapped = 0;
+	return 0;
+}
+
+// The descriptors of AHEAD, in order.
+enum { FD_AHEAD_EMPTY, FD_AHEAD_DEV, AHEAD_FDS };
+
+// make_ahead makes what most sandboxes want of their /proc. Without it SETUP does so.
+static void make_ahead(struct cursor *c, const int *fd, int nfds) {
+	struct block view = block(c);
+	if (!c->ok || view.n > sizeof ahead.view || nfds < AHEAD_FDS || ahead.proc >= 0)
+		return;
+	if (become_root() < 0 || mount(0, "/", 0, MS_REC | MS_PRIVATE, 0) < 0)
+		return;
+	if (place(fd[FD_AHEAD_EMPTY], "../empty") < 0 || place(fd[FD_AHEAD_DEV], "../dev") < 0)
+		return;
+	int null = open("../dev/null", O_PATH | O_CLOEXEC);
+	if (null < 0)
+		return;
+	ahead.proc = make_proc(view, fd[FD_AHEAD_EMPTY], null);
+	ahead.n = view.n;
+	memcpy(ahead.view, view.p, view.n);
+	close(null);
 }
 
 static int set_up(struct cursor *c, const int *fd, int nfds) {
@@ -655,6 +730,8 @@ static void clone_guest(uint32_t id, struct cursor *c, const int *fds, int nfds)
 	close(pidfd);
 }
 
+static int ready; // SETUP is done
+
 static int serve_one(void) {
 	static char buf[MAX_FRAME];
 	int fds[MAX_FDS], nfds;
@@ -678,7 +755,13 @@ static int serve_one(void) {
 			close(fds[i]);
 		return 0;
 	}
-	if (h.type == SETUP) {
+	if (h.type == AHEAD && !ready) {
+		make_ahead(&c, fds, nfds);
+		for (int i = 0; i < nfds; i++)
+			close(fds[i]);
+		return 0;
+	}
+	if (h.type == SETUP && !ready) {
 		int e = set_up(&c, fds, nfds);
 		for (int i = 0; i < nfds; i++)
 			close(fds[i]);
@@ -689,6 +772,7 @@ static int serve_one(void) {
 			send_frame(FAILED, 0, words, 2, -1);
 			_exit(1);
 		}
+		ready = 1;
 		send_frame(READY, 0, 0, 0, -1);
 		return 0;
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -55,10 +56,35 @@ func (l *launcher) prepare(r *request) {
 		return
 	}
 	b.slot = newSlot(l.tree, r.Name, 0).make() == nil // or a call makes it, and says why not
+	if r.Frame != nil {
+		_ = b.sendAhead() // what is not made ahead is made later
+	}
 	l.mu.Lock()
 	l.blanks[r.Name] = b
 	l.mu.Unlock()
 	_ = l.daemon.reply(reply{ID: r.ID})
+}
+
+// sendAhead has the guest make a part of its view.
+func (b *building) sendAhead() error {
+	var files []*os.File
+	defer func() { closeAll(files) }()
+	for _, part := range []string{"empty", "dev"} {
+		m, err := b.l.shared.clone(part)
+		if err != nil {
+			return err
+		}
+		files = append(files, m)
+	}
+	return sendRaw(int(b.socket.Fd()), b.r.Frame, files)
+}
+
+func sendRaw(socket int, b []byte, files []*os.File) error {
+	var fds []int
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	return unix.Sendmsg(socket, b, unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL)
 }
 
 func (l *launcher) takeBlank(name string) *building {
@@ -97,6 +123,9 @@ func (l *Launcher) Prepare(_ context.Context, name string, ids sandbox.IDMap) er
 	l.mu.Lock()
 	l.nextID++
 	r := &request{ID: l.nextID, Prepare: true, Name: name, IDs: ids}
+	if p := l.lastProc.Load(); p != nil {
+		r.Frame = p.Ahead()
+	}
 	l.mu.Unlock()
 	answer, err := p.ask(r, nil)
 	if err != nil {

@@ -451,9 +451,11 @@ var guestScores = []string{
 func setupFrame(oci *specs.Spec, filter []byte) *guest.SetupFrame {
 	f := &guest.SetupFrame{
 		KeepCaps: capabilityMask(oci), Hostname: oci.Hostname, ShmBytes: "65536k",
-		Flags: guest.WithPTS, Masked: oci.Linux.MaskedPaths, ReadOnly: slices.Concat(oci.Linux.ReadonlyPaths, guestScores),
-		Etc: append(slices.Clone(etcFiles), cpuinfo),
+		Flags: guest.WithPTS,
+		Etc:   append(slices.Clone(etcFiles), cpuinfo),
 	}
+	f.Masked, f.Proc.Masked = splitProc(oci.Linux.MaskedPaths)
+	f.ReadOnly, f.Proc.ReadOnly = splitProc(slices.Concat(oci.Linux.ReadonlyPaths, guestScores))
 	if filter != nil {
 		f.Filters = [][]byte{filter}
 	}
@@ -473,6 +475,18 @@ func setupFrame(oci *specs.Spec, filter []byte) *guest.SetupFrame {
 		}
 	}
 	return f
+}
+
+// splitProc parts paths into those elsewhere and those below /proc, without it.
+func splitProc(paths []string) (elsewhere, below []string) {
+	for _, p := range paths {
+		if rest, ok := strings.CutPrefix(p, "/proc/"); ok {
+			below = append(below, "/"+rest)
+		} else {
+			elsewhere = append(elsewhere, p)
+		}
+	}
+	return elsewhere, below
 }
 
 // capabilities by name, in the kernel's order.

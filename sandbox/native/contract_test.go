@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -127,6 +128,32 @@ func TestDirectoryOfTheHostIsALayerByDescriptor(t *testing.T) {
 	}
 	if err := sb.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// What a policy hides shows nothing, a directory too, on every kernel and with or without a
+// part of the view made ahead.
+func TestMaskedDirectoriesAreEmpty(t *testing.T) {
+	l := newLauncher(t)
+	for _, name := range []string{"masked-1", "masked-ahead"} {
+		spec := specOf("default", policies.Limits{})(t, name)
+		spec.OCI.Linux.MaskedPaths = append(spec.OCI.Linux.MaskedPaths, "/proc/tty", "/proc/filesystems", "/sys/devices", "/nowhere")
+		if name == "masked-ahead" {
+			if err := l.Prepare(t.Context(), spec.Name, spec.IDs); err != nil {
+				t.Fatal(err)
+			}
+		}
+		sb, err := l.Start(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const look = "ls /proc/tty /sys/devices | grep -v :; cat /proc/filesystems; cat /proc/uptime >/dev/null && echo proc; echo x 2>/dev/null >/proc/sys/kernel/hostname || echo read-only"
+		if got := shell(t, sb, look); strings.TrimSpace(got) != "proc\nread-only" {
+			t.Errorf("%s: %q printed %q, want nothing of the hidden", name, look, got)
+		}
+		if err := sb.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime/debug"
 	"sync"
 
@@ -150,13 +151,14 @@ func newLauncher(arg string) (*launcher, error) {
 		return nil, err
 	}
 	_ = stage.Close()
-	// A guest inherits this directory and puts its new root on it. Each has a mount
-	// namespace of its own, so one serves all.
-	root := e.Stage + "/root"
-	if err := os.Mkdir(root, 0o755); err != nil {
-		return nil, err
+	// A guest inherits this directory and puts its new root on it, and the others beside it are
+	// for parts that it makes before. Each has a mount namespace of its own, so one serves all.
+	for _, place := range []string{"root", "proc", "dev", "empty"} {
+		if err := os.Mkdir(filepath.Join(e.Stage, place), 0o755); err != nil { //nolint:gosec // mapped users go through it
+			return nil, err
+		}
 	}
-	if err := os.Chdir(root); err != nil {
+	if err := os.Chdir(filepath.Join(e.Stage, "root")); err != nil {
 		return nil, err
 	}
 	if l.shared, err = newTemplates(); err != nil {

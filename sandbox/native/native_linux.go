@@ -27,6 +27,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -82,6 +83,8 @@ type Launcher struct {
 	closed  bool
 	nextID  uint64
 	nextCPU int
+	// lastProc is the view of the last sandbox: the likeliest of the next one.
+	lastProc atomic.Pointer[guest.ProcView]
 	// prepared says which process has the blank of a name.
 	prepared map[string]*launcherProcess
 	filters  map[*specs.LinuxSeccomp][]byte
@@ -502,7 +505,9 @@ func (l *Launcher) request(spec sandbox.Spec) (*request, []*os.File, error) {
 	if o := l.cfg.Origin; o != nil {
 		r.OCI, r.Frame = spec.OCI, greeting(spec.OCI, filter, o.Powerless).Encode()
 	} else {
-		r.Frame = setupFrame(spec.OCI, filter).Encode()
+		f := setupFrame(spec.OCI, filter)
+		r.Frame = f.Encode()
+		l.lastProc.Store(&f.Proc)
 	}
 	r.Limits = l.tree.limits(spec.Name, spec.OCI.Linux.Resources)
 	r.Hostname, r.VisibleCPUs = spec.OCI.Hostname, visibleCPUs(spec.OCI)
