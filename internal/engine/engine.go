@@ -5,6 +5,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/client"
+	"github.com/docker/docker/pkg/stdcopy"
 )
 
 // Engine is a connection to one Docker Engine.
@@ -118,6 +120,10 @@ func (e *Engine) RemoveImage(ctx context.Context, ref string) error {
 type Container struct {
 	Image string
 	Argv  []string
+	// Dir and Env, each NAME=VALUE, are those of the command and of what Exec runs beside it;
+	// empty is the image's.
+	Dir string
+	Env []string
 	// CgroupParent is where the engine puts the container's cgroups; empty is its default.
 	CgroupParent string
 }
@@ -164,7 +170,7 @@ func (e *Engine) Run(ctx context.Context, c Container) (Timings, error) {
 
 func (e *Engine) create(ctx context.Context, c Container) (string, error) {
 	made, err := e.c.ContainerCreate(ctx,
-		&container.Config{Image: c.Image, Cmd: c.Argv, NetworkDisabled: true},
+		&container.Config{Image: c.Image, Cmd: c.Argv, WorkingDir: c.Dir, Env: c.Env, NetworkDisabled: true},
 		&container.HostConfig{NetworkMode: "none", Resources: container.Resources{CgroupParent: c.CgroupParent}},
 		nil, nil, "")
 	if err != nil {
@@ -187,6 +193,29 @@ func (e *Engine) Start(ctx context.Context, c Container) (string, error) {
 
 // Exec runs a command in a running container, from create to its exit code.
 func (e *Engine) Exec(ctx context.Context, id string, argv []string) (exit int, err error) {
+	return e.exec(ctx, id, argv, func(stream io.Reader) error {
+		_, err := io.Copy(io.Discard, stream)
+		return err
+	})
+}
+
+// ExecOutput is Exec with what the command wrote, standard output and standard error in
+// one. More than a mebibyte is an error.
+func (e *Engine) ExecOutput(ctx context.Context, id string, argv []string) (exit int, said string, err error) {
+	var out bytes.Buffer
+	exit, err = e.exec(ctx, id, argv, func(stream io.Reader) error {
+		const most = 1 << 20
+		limited := &io.LimitedReader{R: stream, N: most}
+		_, err := stdcopy.StdCopy(&out, &out, limited)
+		if limited.N == 0 {
+			return fmt.Errorf("%q wrote more than %d bytes", argv, most)
+		}
+		return err
+	})
+	return exit, out.String(), err
+}
+
+func (e *Engine) exec(ctx context.Context, id string, argv []string, read func(io.Reader) error) (exit int, err error) {
 	made, err := e.c.ContainerExecCreate(ctx, id, container.ExecOptions{Cmd: argv, AttachStdout: true, AttachStderr: true})
 	if err != nil {
 		return 0, fmt.Errorf("create exec: %w", err)
@@ -196,7 +225,7 @@ func (e *Engine) Exec(ctx context.Context, id string, argv []string) (exit int, 
 	if err != nil {
 		return 0, fmt.Errorf("start exec: %w", err)
 	}
-	_, err = io.Copy(io.Discard, stream.Reader)
+	err = read(stream.Reader)
 	stream.Close()
 	if err != nil {
 		return 0, fmt.Errorf("read exec: %w", err)
