@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -15,8 +16,9 @@ import (
 
 // benchOptions are the flags of `paddock bench`.
 type benchOptions struct {
-	root, docker, goJudge string
-	quick                 bool
+	root, docker, goJudge, debian string
+	quick                         bool
+	rows                          []string
 }
 
 func benchCommand(c *cli) *cobra.Command {
@@ -26,11 +28,13 @@ func benchCommand(c *cli) *cobra.Command {
 		Short: "Measure paddock beside Docker and the host's own fork and exec, in one run",
 		Long: "Starts a daemon of its own, builds a world of 10 MB and one of 2 GB, and measures in interleaved rounds. What\n" +
 			"counts are the ratios; a peer that is absent gives null. With a store on an ext4 without a journal no ratio is quoted.",
-		Args: cobra.NoArgs,
+		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runBench(cmd.Context(), c, o) },
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&o.quick, "quick", false, "fewer rounds: less than a minute")
+	flags.BoolVar(&o.quick, "quick", false, "fewer rounds, and without --rows fewer rows: less than a minute")
+	flags.StringSliceVar(&o.rows, "rows", nil, "measure these alone: "+strings.Join(bench.RowNames(), ", "))
+	flags.StringVar(&o.debian, "debian", "", "archive (paddock world export) of a Debian with git, python3 and python3-pytest, instead of one made by mmdebstrap")
 	flags.StringVar(&o.root, "root", "", "directory for the bench's store, removed again (default on a tmpfs)")
 	flags.StringVar(&o.goJudge, "go-judge", "", "URL of a go-judge to measure beside, such as http://127.0.0.1:5050")
 	flags.StringVar(&o.docker, "docker", "", "the Docker Engine's URL; else $DOCKER_HOST, else the default socket")
@@ -41,6 +45,15 @@ func benchCommand(c *cli) *cobra.Command {
 func runBench(ctx context.Context, c *cli, o benchOptions) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("the bench starts a daemon and must run as root")
+	}
+	rows, err := bench.PickRows(o.rows, o.quick)
+	if err != nil {
+		return usageError{fmt.Errorf("--rows: %w", err)}
+	}
+	if o.debian != "" {
+		if o.debian, err = filepath.Abs(o.debian); err != nil {
+			return err
+		}
 	}
 	parent := o.root
 	if parent == "" {
@@ -53,22 +66,18 @@ func runBench(ctx context.Context, c *cli, o benchOptions) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	d, err := startOwnDaemon(ctx, dir, "--warm", "0")
+	daemons, err := startBenchDaemons(ctx, dir, rows)
 	if err != nil {
 		return err
 	}
-	warm, err := startBesideDaemon(ctx, filepath.Join(dir, "warm"), "--warm", "4")
-	if err != nil {
-		return errors.Join(err, d.stop(ctx))
-	}
+	cfg := daemons.config()
+	cfg.Scratch, cfg.Docker, cfg.GoJudge, cfg.Debian, cfg.Quick, cfg.Rows = dir, o.docker, o.goJudge, o.debian, o.quick, rows
 	m := c.meter()
-	report, err := measure(ctx, bench.Config{
-		Client: d.client, Warm: warm.client, Store: d.store(), Scratch: dir, Docker: o.docker, GoJudge: o.goJudge, Quick: o.quick,
-		Progress: func(step string, done, total int) { m.at(step, int64(done), int64(total)) },
-	})
+	cfg.Progress = func(step string, done, total int) { m.at(step, int64(done), int64(total)) }
+	report, err := measure(ctx, cfg)
 	m.finish()
-	if err := errors.Join(err, warm.stop(ctx), d.stop(ctx)); err != nil {
-		return fmt.Errorf("%w; the daemon said: %s", err, lastLine(d.log()))
+	if err := errors.Join(err, daemons.stop(ctx)); err != nil {
+		return fmt.Errorf("%w; the daemon said: %s", err, lastLine(daemons.cold.log()))
 	}
 	return c.show(report, func(w io.Writer) { _, _ = io.WriteString(w, report.Markdown()) })
 }

@@ -15,6 +15,51 @@ import (
 	"github.com/paddock-run/paddock/sandbox/native"
 )
 
+// benchDaemons are those that the rows need.
+type benchDaemons struct {
+	cold, warm *ownDaemon
+	heavy      *accounted
+}
+
+// startBenchDaemons starts them with their stores below dir.
+func startBenchDaemons(ctx context.Context, dir string, rows bench.Rows) (d benchDaemons, err error) {
+	if d.cold, err = startOwnDaemon(ctx, dir, "--warm", "0"); err != nil {
+		return d, err
+	}
+	if rows[bench.RowRounds] {
+		if d.warm, err = startBesideDaemon(ctx, filepath.Join(dir, "warm"), "--warm", "4"); err != nil {
+			return d, errors.Join(err, d.stop(ctx))
+		}
+	}
+	if rows.Heavy() {
+		if d.heavy, err = startAccounted(ctx, filepath.Join(dir, "heavy")); err != nil {
+			return d, errors.Join(err, d.stop(ctx))
+		}
+	}
+	return d, nil
+}
+
+func (d benchDaemons) config() bench.Config {
+	cfg := bench.Config{Client: d.cold.client, Store: d.cold.store()}
+	if d.warm != nil {
+		cfg.Warm = d.warm.client
+	}
+	if d.heavy != nil {
+		cfg.Heavy, cfg.HeavyCPU = d.heavy.client, d.heavy.cpu()
+	}
+	return cfg
+}
+
+func (d benchDaemons) stop(ctx context.Context) (err error) {
+	if d.heavy != nil {
+		err = d.heavy.stop(ctx)
+	}
+	if d.warm != nil {
+		err = errors.Join(err, d.warm.stop(ctx))
+	}
+	return errors.Join(err, d.cold.stop(ctx))
+}
+
 // startBesideDaemon starts one more daemon, in a directory that it makes.
 func startBesideDaemon(ctx context.Context, dir string, flags ...string) (*ownDaemon, error) {
 	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // agents reach their sockets through it
@@ -23,9 +68,60 @@ func startBesideDaemon(ctx context.Context, dir string, flags ...string) (*ownDa
 	return startOwnDaemon(ctx, dir, flags...)
 }
 
+// accounted is a daemon beside a cgroup that tells what it and its sandboxes use.
+type accounted struct {
+	*ownDaemon
+	// account is nil where the host has none.
+	account *bench.Account
+}
+
+// startAccounted starts a daemon in a directory that it makes.
+func startAccounted(ctx context.Context, dir string) (*accounted, error) {
+	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // agents reach their sockets through it
+		return nil, err
+	}
+	a := &accounted{}
+	var by, flags []string
+	var err error
+	if a.account, err = bench.OpenAccount(fmt.Sprintf("paddock-bench-%d", os.Getpid())); err != nil && !errors.Is(err, bench.ErrNoAccount) {
+		return nil, err
+	}
+	if a.account != nil {
+		// Before the program begins: what it starts first must be in the account, too.
+		by = []string{"/bin/sh", "-c", `echo $$ >"$1" && shift && exec "$@"`, "sh", a.account.Procs()}
+		flags = []string{"--cgroup-parent", a.account.CgroupParent()}
+	}
+	if a.ownDaemon, err = startOwnDaemonBy(ctx, by, dir, flags...); err != nil {
+		return nil, errors.Join(err, a.close())
+	}
+	return a, nil
+}
+
+// cpu is what the daemon and its sandboxes used; nil where that is not told.
+func (a *accounted) cpu() func() (time.Duration, error) {
+	if a.account == nil {
+		return nil
+	}
+	return a.account.Used
+}
+
+func (a *accounted) stop(ctx context.Context) error {
+	return errors.Join(a.ownDaemon.stop(ctx), a.close())
+}
+
+func (a *accounted) close() error {
+	if a.account == nil {
+		return nil
+	}
+	return a.account.Close()
+}
+
 // measure runs the bench with a launcher of its own beside the daemons, for what the
 // daemon's part of a call is told from.
 func measure(ctx context.Context, cfg bench.Config) (report bench.Report, err error) {
+	if !cfg.Rows[bench.RowRounds] {
+		return bench.Run(ctx, cfg)
+	}
 	d, err := newDirect(ctx, filepath.Join(cfg.Scratch, "direct"))
 	if err != nil {
 		return report, fmt.Errorf("a launcher without a daemon: %w", err)

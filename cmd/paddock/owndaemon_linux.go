@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -39,6 +40,12 @@ func (d *ownDaemon) program() string { return filepath.Join(d.dir, "paddock") }
 // startOwnDaemon starts a daemon with its store, socket and log in dir, or attaches to the
 // one that runs there.
 func startOwnDaemon(ctx context.Context, dir string, flags ...string) (*ownDaemon, error) {
+	return startOwnDaemonBy(ctx, nil, dir, flags...)
+}
+
+// startOwnDaemonBy is startOwnDaemon, where a command that ends in an exec of its arguments
+// starts the daemon.
+func startOwnDaemonBy(ctx context.Context, by []string, dir string, flags ...string) (*ownDaemon, error) {
 	d := &ownDaemon{dir: dir}
 	d.client = api.NewClient(d.socket())
 	if v, err := d.client.Version(ctx); err == nil {
@@ -53,9 +60,9 @@ func startOwnDaemon(ctx context.Context, dir string, flags ...string) (*ownDaemo
 		return nil, err
 	}
 	defer func() { _ = log.Close() }()
-	args := append([]string{"serve", "--root", d.store(), "--socket", d.socket()}, flags...)
+	argv := slices.Concat(by, []string{d.program(), "serve", "--root", d.store(), "--socket", d.socket()}, flags)
 	// Not bound to ctx: the daemon is asked to end, and outlives this program's death.
-	cmd := exec.Command(d.program(), args...) //nolint:noctx // see above
+	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx,gosec // see above; the program is a copy of this one
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the daemon: %w", err)

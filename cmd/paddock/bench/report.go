@@ -38,8 +38,9 @@ type Report struct {
 type Row struct {
 	What string `json:"what"`
 	timing.Summary
-	// CPUMs is the CPU time of one operation on the whole host, what the kernel does behind
-	// the answer included; null where jobs were run in turn.
+	// CPUMs is the CPU time of one operation, what the kernel does behind the answer
+	// included: on the whole host, unless What names whose it is. It is null where jobs were
+	// run in turn.
 	CPUMs *float64 `json:"cpu_ms"`
 }
 
@@ -74,13 +75,21 @@ func hostFacts() Host {
 // median and quick are what of two rows is compared. The start on two worlds is a question
 // of the work itself and not of the host's queues, which the tenth percentile answers on a
 // busy host too.
-func median(s timing.Summary) float64 { return s.P50 }
-func quick(s timing.Summary) float64  { return s.P10 }
+func median(r Row) float64 { return r.P50 }
+func quick(r Row) float64  { return r.P10 }
+
+// cpuTime is 0 where none was counted.
+func cpuTime(r Row) float64 {
+	if r.CPUMs == nil {
+		return 0
+	}
+	return *r.CPUMs
+}
 
 // quoted are the figures that are quoted, in the report's order: top row over bottom row.
 var quoted = []struct {
 	name, top, bottom, says string
-	of                      func(timing.Summary) float64
+	of                      func(Row) float64
 }{
 	{"episode_vs_docker", "docker_episode", "episode", "fresh episode over the socket (create, exec true, finish with capture, delete): times faster than the same with Docker (create, start, exec true, changes, remove)", median},
 	{"episode_vs_docker_run", "docker_run", "episode", "the same episode: times faster than Docker's shortest way to run true once (create, start true, wait, remove; nothing captured)", median},
@@ -93,6 +102,8 @@ var quoted = []struct {
 	{"exec_vs_host", "exec_direct", "host_exec_beside_direct", "the same command by the launcher's own interface against fork+exec on the host (1 is the floor)", median},
 	{"exec_http_vs_host", "exec", "host_exec", "the same command, over HTTP, against fork+exec on the host (1 is the floor)", median},
 	{"fork_2g_vs_10m", "create_2g", "create_10m", "start on a 2 GB world against a 10 MB world, 10th percentiles (1 is ideal)", quick},
+	{"trace_vs_docker", "docker_trace8", "trace8", "a coding trace of 30 calls, finish and score, 8 at a time: times the episodes per core-hour of docker run and docker exec (wall time, all CPUs being held)", median},
+	{"trace_vs_bare", "trace8", "bare_trace8", "the same trace: CPU time over that of the same commands bare on the host (1 is the floor)", cpuTime},
 }
 
 // computeRatios fills Ratios from Rows.
@@ -102,8 +113,8 @@ func (r *Report) computeRatios() {
 		top, okTop := r.Rows[q.top]
 		bottom, okBottom := r.Rows[q.bottom]
 		r.Ratios[q.name] = nil
-		if r.Refused == "" && okTop && okBottom && q.of(bottom.Summary) > 0 {
-			v := q.of(top.Summary) / q.of(bottom.Summary)
+		if r.Refused == "" && okTop && okBottom && q.of(top) > 0 && q.of(bottom) > 0 {
+			v := q.of(top) / q.of(bottom)
 			r.Ratios[q.name] = &v
 		}
 	}

@@ -28,6 +28,7 @@ func TestRatiosAreNullWhereThePeerIsAbsent(t *testing.T) {
 	for _, name := range []string{
 		"episode_vs_docker", "episode8_vs_docker", "acquire_vs_docker_start", "exec_vs_docker_exec", "exec_vs_host",
 		"episode8_vs_gojudge", "exec8_vs_gojudge", "branch_vs_docker", "idle_mib", "capture_10k_ms", "exec_2000_vs_0", "live_max", "burst1000_p99_s",
+		"trace_vs_docker", "trace_vs_bare",
 	} {
 		if v, ok := got.Ratios[name]; !ok || v != nil {
 			t.Errorf("%s: %v in the JSON %v, want null", name, v, ok)

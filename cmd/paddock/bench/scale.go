@@ -12,29 +12,14 @@ import (
 	"github.com/paddock-run/paddock/internal/timing"
 )
 
-// scale measures what grows with the number of episodes or of files. The larger half is
-// left to a run that is not quick.
+// scale measures what grows with the number of episodes or of files.
 func (b *bench) scale(ctx context.Context) error {
-	steps := []struct {
-		name string
-		do   func(context.Context) error
-	}{{"memory of idle episodes", b.idleMemory}, {"capture of 10,000 files", b.captureMany}}
-	if !b.Quick {
-		steps = append(steps, struct {
-			name string
-			do   func(context.Context) error
-		}{"2,000 live episodes", b.manyLive}, struct {
-			name string
-			do   func(context.Context) error
-		}{"1,000 creates at once", b.burst})
-	}
-	for i, s := range steps {
-		b.Progress(s.name, i, len(steps))
-		if err := errors.Join(s.do(ctx), settle(ctx)); err != nil {
-			return fmt.Errorf("%s: %w", s.name, err)
-		}
-	}
-	return nil
+	return b.steps(ctx, []step{
+		{RowIdle, "memory of idle episodes", b.idleMemory},
+		{RowCapture, "capture of 10,000 files", b.captureMany},
+		{RowLive, "2,000 live episodes", b.manyLive},
+		{RowBurst, "1,000 creates at once", b.burst},
+	})
 }
 
 // crowd makes n live episodes; leave ends them.
