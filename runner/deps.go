@@ -56,6 +56,13 @@ type Breaker interface {
 	Break() error
 }
 
+// Dialer is implemented by sandboxes into whose loopback their caller can connect.
+type Dialer interface {
+	// Dial connects to a TCP port of the sandbox's own 127.0.0.1. Where nobody listens it is
+	// syscall.ECONNREFUSED, of a sandbox that is gone sandbox.ErrGone.
+	Dial(ctx context.Context, port uint16) (net.Conn, error)
+}
+
 // Files reads and writes a sandbox's tree as one of its users: owners and permission
 // errors are the kernel's. Paths are absolute inside the sandbox, symlinks are resolved
 // inside it, other mounts (/proc, /dev, /sys) are not reached. Errors are

@@ -1,13 +1,19 @@
 package sandbox
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
+
+// ErrGone says: the sandbox has ended.
+var ErrGone = errors.New("the sandbox has ended")
 
 // UnsupportedError says that a launcher cannot do what it was asked for. Nothing was done;
 // Info says beforehand what a launcher can do.
 type UnsupportedError struct {
 	// Launcher is the launcher's name, Runtime the program behind it, if any.
 	Launcher, Runtime string
-	// Feature is freeze, listen or pty.
+	// Feature is dial, freeze, listen or pty.
 	Feature string
 }
 

@@ -89,7 +89,7 @@ type Info struct {
 	// PTY, Freeze say whether Command.PTY and Freeze work.
 	PTY    bool `json:"pty"`
 	Freeze bool `json:"freeze"`
-	// Listen says whether Spec.Listen works.
+	// Listen says whether Spec.Listen works, and dialling into the sandbox.
 	Listen bool `json:"listen"`
 	// PerCall says that the kernel accounts for and ends each command by itself. Without it
 	// a command's usage is the whole sandbox's, and what left its process tree is not found.

@@ -14,6 +14,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -67,6 +68,7 @@ func Launcher(t *testing.T, l LauncherUnderTest) {
 		_, err := l.Launcher.Start(t.Context(), spec)
 		refused(t, err)
 	})
+	t.Run("DialReachesOwnLoopback", func(t *testing.T) { dialReachesOwnLoopback(t, l) })
 }
 
 var launcherCases = []struct {
@@ -650,5 +652,61 @@ func listenersAreInside(t *testing.T, l LauncherUnderTest) {
 	defer func() { _ = sb.Close() }()
 	if n := len(sb.Listeners()); n != 0 {
 		t.Errorf("a sandbox that asked for none has %d listeners", n)
+	}
+}
+
+// dialReachesOwnLoopback holds that a dial ends in this sandbox's loopback and in no other,
+// and says what was wrong, one that the launcher lacks included.
+func dialReachesOwnLoopback(t *testing.T, l LauncherUnderTest) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	const port = 4200
+	a, b := startSandbox(ctx, t, l, "ct-dial-a"), startSandbox(ctx, t, l, "ct-dial-b")
+	inA, can := a.(runner.Dialer)
+	if !can {
+		return
+	}
+	if !l.Launcher.Info().Listen {
+		_, err := inA.Dial(ctx, port)
+		refused(t, err)
+		return
+	}
+	inB, can := b.(runner.Dialer)
+	if !can {
+		t.Fatal("one sandbox of the launcher can be dialled and another cannot")
+	}
+	for name, d := range map[string]runner.Dialer{"a": inA, "b": inB} {
+		if c, err := d.Dial(ctx, port); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("%s: Dial() = %v, %v before anybody listens, want ECONNREFUSED", name, c, err)
+		}
+	}
+	for name, sb := range map[string]runner.Sandbox{"a": a, "b": b} {
+		cmd := command("sh", "-c", fmt.Sprintf("echo %s | nc -l -p %d", name, port))
+		p, err := sb.Start(ctx, cmd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go p.Wait()
+	}
+	for name, d := range map[string]runner.Dialer{"a": inA, "b": inB} {
+		var c net.Conn
+		var err error
+		for c == nil {
+			if c, err = d.Dial(ctx, port); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Fatalf("%s: Dial() = %v", name, err)
+			}
+			<-time.After(time.Millisecond)
+		}
+		got, err := bufio.NewReader(c).ReadString('\n')
+		_ = c.Close()
+		if got != name+"\n" {
+			t.Errorf("%s: the dial reached %q, %v", name, got, err)
+		}
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := inA.Dial(ctx, port); !errors.Is(err, sandbox.ErrGone) {
+		t.Errorf("Dial() = %v, %v after the end, want ErrGone", c, err)
 	}
 }
