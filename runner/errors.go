@@ -33,6 +33,11 @@ const (
 	KindInUse             = "in_use"
 	KindPrepareFailed     = "prepare_failed"
 	KindPermissionDenied  = "permission_denied"
+	KindUnknownApp        = "unknown_app"
+	KindAppDown           = "app_down"
+	KindAppBroken         = "app_broken"
+	KindSessionLost       = "session_lost"
+	KindUnsupported       = "unsupported"
 )
 
 // Error is a refused request: nothing was done. Kind says why; the other fields are set

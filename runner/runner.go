@@ -142,7 +142,8 @@ func (r *Runner) Sandboxes() []string {
 	return slices.Sorted(maps.Keys(r.sandboxes))
 }
 
-// Drain refuses new episodes and waits until the live ones have ended, or ctx is done.
+// Drain refuses new episodes and waits until the live ones have ended, or ctx is done. It does
+// not wait for those that serve others, which these may still need.
 func (r *Runner) Drain(ctx context.Context) error {
 	r.mu.Lock()
 	r.draining = true
@@ -151,17 +152,19 @@ func (r *Runner) Drain(ctx context.Context) error {
 	if err := r.stopBatches(ctx); err != nil {
 		return fmt.Errorf("stop batches: %w", err)
 	}
-	return r.wait(ctx)
+	return r.wait(ctx, false)
 }
 
-// wait returns once no attempt is left.
-func (r *Runner) wait(ctx context.Context) error {
+// wait returns once no attempt is left, of those that serve others only where they count.
+func (r *Runner) wait(ctx context.Context, services bool) error {
 	for {
 		var one *attempt
 		r.mu.Lock()
 		for _, a := range r.live {
-			one = a
-			break
+			if services || !a.plan.Spec.Service {
+				one = a
+				break
+			}
 		}
 		r.mu.Unlock()
 		if one == nil {
@@ -192,7 +195,7 @@ func (r *Runner) Close(ctx context.Context) error {
 	for _, a := range all {
 		a.ask(End{Status: Cancelled, Cause: Operator, Step: "drain", Evidence: []string{"the daemon was closed"}})
 	}
-	err := r.wait(ctx)
+	err := r.wait(ctx, true)
 	r.cancel(errClosed)
 	if err == nil {
 		r.wg.Wait()

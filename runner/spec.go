@@ -76,6 +76,9 @@ type EpisodeSpec struct {
 	OnConflict string `json:"on_conflict,omitempty"`
 	// Attempt "next" starts a new attempt after an end that is kept otherwise.
 	Attempt string `json:"attempt,omitempty"`
+	// Service says that the episode serves others until it is told to stop, so that a drain
+	// does not wait for it.
+	Service bool `json:"service,omitempty"`
 	// BranchOf is set by Branch alone.
 	BranchOf *BranchOf `json:"branch_of,omitempty"`
 }
