@@ -24,6 +24,7 @@ const (
 	UnknownGrader    Kind = "unknown_grader"
 	UnknownUser      Kind = "unknown_user"
 	UnknownDataset   Kind = "unknown_dataset"
+	UnknownApp       Kind = "unknown_app"
 	NoTool           Kind = "no_tool" // the world lacks a tool of the language
 	RefusedByPolicy  Kind = "refused_by_policy"
 	BadRecipe        Kind = "bad_recipe"
@@ -53,6 +54,7 @@ const (
 	WrongState        Kind = "wrong_state"
 	InUse             Kind = "in_use"
 	WorldUnhealthy    Kind = "world_unhealthy" // its set-up failed too often in a row
+	SessionLost       Kind = "session_lost"    // the app's replica with the session's state is gone
 )
 
 // Kinds that are not the request's fault: the same request may do later.
@@ -62,6 +64,8 @@ const (
 	TooManyConns   Kind = "too_many_connections"
 	PlatformFault  Kind = "platform"
 	Corrupt        Kind = "corrupt"
+	AppDown        Kind = "app_down"             // no replica of the app is ready
+	AppBroken      Kind = "app_broken"           // the app broke its answer off, or gave none
 	RegistryDown   Kind = "registry_unavailable" // it did not answer, or broke off; what arrived is kept
 	Internal       Kind = "internal"             // Incident names the daemon's log line
 	Unavailable    Kind = "unavailable"          // made by the client: nobody answers

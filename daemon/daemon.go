@@ -26,6 +26,7 @@ import (
 	"github.com/paddock-run/paddock/daemon/fusion"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/app"
 	"github.com/paddock-run/paddock/runner/dataset"
 	"github.com/paddock-run/paddock/runner/dockerfile"
 	"github.com/paddock-run/paddock/runner/judge"
@@ -64,8 +65,10 @@ type Config struct {
 	Dockerfiles *dockerfile.Builder
 	// Datasets keeps root's sets of problems, and below them those of each other tenant.
 	Datasets *dataset.Store
-	Host     policies.Host
-	Log      *slog.Logger
+	// Apps serves apps.
+	Apps *app.Service
+	Host policies.Host
+	Log  *slog.Logger
 	// MaxConns caps open connections; 0 is DefaultMaxConns. Half as many again may come from
 	// other hosts.
 	MaxConns int

@@ -20,6 +20,7 @@ import (
 	"github.com/paddock-run/paddock/api"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/app"
 	"github.com/paddock-run/paddock/runner/dataset"
 	"github.com/paddock-run/paddock/runner/judge"
 	"github.com/paddock-run/paddock/runner/record"
@@ -70,6 +71,7 @@ func serve(tb testing.TB, change func(*Config)) *front {
 		if err != nil {
 			tb.Fatal(err)
 		}
+		cfg.Apps = openApps(tb, cfg.Runner, rec)
 	}
 	cfg.Judge, cfg.JudgeWorld = judge.New(cfg.Runner, cfg.Log), world
 	if cfg.Datasets, err = dataset.Open(tb.TempDir()); err != nil {
@@ -102,6 +104,21 @@ func serve(tb testing.TB, change func(*Config)) *front {
 		wg.Wait()
 	})
 	return f
+}
+
+// openApps is a service of apps, which is closed before its runner.
+func openApps(tb testing.TB, run *runner.Runner, journal app.Journal) *app.Service {
+	tb.Helper()
+	apps, err := app.Open(tb.Context(), run, journal, tb.TempDir(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := apps.Close(context.WithoutCancel(tb.Context())); err != nil {
+			tb.Errorf("close apps: %v", err)
+		}
+	})
+	return apps
 }
 
 // raw sends a request as it is written and reads the answer, whose body it closes.

@@ -23,6 +23,7 @@ func FuzzBodies(f *testing.F) {
 		`{"id":"b","episodes":[{"id":"e","world":"w","agent":{"calls":[{"tool":"exec"}],"command":{"tool":"exec"}}}]}`,
 		`{"world":"w","language":"python","code":"x","cases":[{"name":"a","call":{"function":"f","args":[1]}}],"compare":{"rule":"float","abs":1e-9}}`,
 		`{"debian":{"suite":"bookworm","packages":["a"]},"config":{"tools":[{"name":"t","command":["c"],"schema":{}}],"setup":["s"]}}`,
+		`{"name":"shop","world":"w","port":8000,"health":{"path":"/healthz"},"scale":{"min":1,"max":3}}`,
 		`{"policy":"networked-allowlist","network":{"allow":["*.a.b:443","10.0.0.0/8:*"]},"endpoints":{"m":{"target":"127.0.0.1:1","port":5}}}`,
 	} {
 		f.Add([]byte(seed))
@@ -75,6 +76,8 @@ func handOn(body any) {
 		_ = recipe(*in)
 	case *api.SimulatorSpec:
 		_ = simulatorSpec(*in)
+	case *api.AppSpec:
+		_ = appSpec(*in)
 	case *api.JudgeSpec:
 		_, _ = new(Server).judgeSpec(in)
 	}

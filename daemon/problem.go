@@ -26,7 +26,7 @@ func statusOf(kind api.Kind) int {
 		return http.StatusRequestEntityTooLarge
 	case api.UnsupportedMedia:
 		return http.StatusUnsupportedMediaType
-	case api.RegistryNotFound, api.NotFound, api.RouteNotFound, api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownDataset:
+	case api.RegistryNotFound, api.NotFound, api.RouteNotFound, api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownDataset, api.UnknownApp:
 		return http.StatusNotFound
 	case api.MethodNotAllowed:
 		return http.StatusMethodNotAllowed
@@ -34,16 +34,16 @@ func statusOf(kind api.Kind) int {
 		return http.StatusUnauthorized
 	case api.RegistryDenied, api.PermissionDenied, api.ForeignOrigin, api.RefusedByPolicy:
 		return http.StatusForbidden
-	case api.EpisodeDeleted:
+	case api.EpisodeDeleted, api.SessionLost:
 		return http.StatusGone
 	case api.RunExists, api.Fenced, api.SpecConflict, api.CallConflict, api.CallCancelled, api.Superseded, api.AttemptsExhausted,
 		api.EpisodeEnded, api.NotRescorable, api.WrongState, api.InUse, api.WorldUnhealthy:
 		return http.StatusConflict
 	case api.OverCapacity:
 		return http.StatusTooManyRequests
-	case api.RegistryDown:
+	case api.RegistryDown, api.AppBroken:
 		return http.StatusBadGateway
-	case api.Draining, api.TooManyConns, api.PlatformFault, api.Corrupt:
+	case api.AppDown, api.Draining, api.TooManyConns, api.PlatformFault, api.Corrupt:
 		return http.StatusServiceUnavailable
 	case api.Internal, api.Unavailable, api.ConnectionLost: // the latter two are made by the client
 		return http.StatusInternalServerError
@@ -67,6 +67,9 @@ var hints = map[api.Kind]string{
 	api.RegistryDenied:  "log in with `docker login HOST`, or send a username and password",
 	api.RegistryDown:    "ask again: what has arrived of an image is kept, and the next pull goes on there",
 	api.Unsupported:     "`paddock version` says what this daemon's launcher can do; `paddock serve --launcher native` can do everything",
+	api.UnknownApp:      "list apps with `paddock app ls`; one is made by `paddock app deploy`",
+	api.AppDown:         "`paddock app logs` has the last words of its program; ask again after retry_after seconds",
+	api.SessionLost:     "its state is gone with its replica: begin another session, and the episode with it",
 	api.Draining:        "the daemon is stopping; ask again when it is back",
 	api.Internal:        "this is a bug of paddock; the daemon's log has a line with the incident",
 	api.ForeignOrigin:   "the daemon is not for browsers; ask for http://paddock/ or http://localhost/ on the unix socket, and over TCP for a name of its certificate",
@@ -113,6 +116,7 @@ func (s *Server) writeProblem(w http.ResponseWriter, operation string, err error
 	}
 	h := w.Header()
 	h.Set("Content-Type", api.MediaProblem)
+	h.Set(api.HeaderError, string(p.Kind))
 	if p.Kind == api.Unauthenticated {
 		h.Set("WWW-Authenticate", `Bearer realm="paddock"`)
 	}

@@ -30,8 +30,10 @@ type route struct {
 	onEpisodeSocket bool
 	// whileDraining says that it works while the daemon is stopping.
 	whileDraining bool
-	maxBody       int64
-	serve         func(s *Server, q *request) error
+	// passThrough says that all of the query, and every path below, is for somebody else.
+	passThrough bool
+	maxBody     int64
+	serve       func(s *Server, q *request) error
 }
 
 // common are the errors that every route may answer with.
@@ -236,8 +238,8 @@ func (s *Server) mux(routes []route, only *runner.Key) http.Handler {
 		if only != nil && !r.onEpisodeSocket {
 			continue
 		}
-		methods[r.Path] = append(methods[r.Path], r.Method)
-		mux.Handle(r.Method+" "+r.Path, s.serveRoute(r, only))
+		methods[r.pattern()] = append(methods[r.pattern()], r.Method)
+		mux.Handle(r.Method+" "+r.pattern(), s.serveRoute(r, only))
 	}
 	for path, allowed := range methods {
 		mux.Handle(path, s.refuseMethod(allowed))
@@ -249,6 +251,14 @@ func (s *Server) mux(routes []route, only *runner.Key) http.Handler {
 		})
 	})
 	return s.guard(mux)
+}
+
+// pattern is the path as net/http's mux knows it.
+func (r *route) pattern() string {
+	if r.passThrough {
+		return strings.TrimSuffix(r.Path, "}") + "...}"
+	}
+	return r.Path
 }
 
 func (s *Server) refuseMethod(allowed []string) http.Handler {
@@ -272,7 +282,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 			s.writeProblem(w, "none", err)
 			return
 		}
-		if unclean(r.URL.EscapedPath()) {
+		if path := r.URL.EscapedPath(); uncleanHere(path) {
 			// ServeMux would redirect to the clean path, and a POST would lose its body.
 			s.writeProblem(w, "none", &api.Error{
 				Kind: api.BadRequest, Field: "path",
@@ -319,6 +329,14 @@ func (s *Server) ownHost(p peer, host string) bool {
 	return host == "" || host == "paddock" || host == "localhost"
 }
 
+// uncleanHere is unclean but for the path of an app, which may end in a slash.
+func uncleanHere(escaped string) bool {
+	if strings.HasPrefix(escaped, appsPrefix) {
+		escaped = strings.TrimSuffix(escaped, "/")
+	}
+	return unclean(escaped)
+}
+
 func unclean(escaped string) bool {
 	for i, segment := range strings.Split(escaped, "/") {
 		if i > 0 && (segment == "" && escaped != "/" || segment == "." || segment == "..") {
@@ -348,6 +366,9 @@ func (s *Server) serveRoute(r *route, only *runner.Key) http.Handler {
 func (s *Server) dispatch(q *request) error {
 	if s.draining.Load() && !q.route.whileDraining {
 		return errStopping
+	}
+	if q.route.passThrough {
+		return q.route.serve(s, q)
 	}
 	var err error
 	if q.query, err = newQuery(q.Request, q.route.Query); err != nil {

@@ -15,12 +15,14 @@ const (
 	simPath     = "/v1/simulators/{simulator}"
 	worldPath   = "/v1/worlds/{world}"
 	datasetPath = "/v1/datasets/{dataset}"
+	appsPath    = "/v1/apps"
+	appPath     = appsPath + "/{app}"
 )
 
 // routes is the one table of what the daemon serves.
 func routes() []route {
 	var all []route
-	for _, part := range [][]route{metaRoutes(), worldRoutes(), runRoutes(), episodeRoutes(), endRoutes(), recordRoutes(), scoreRoutes(), batchRoutes(), judgeRoutes(), datasetRoutes(), simulatorRoutes()} {
+	for _, part := range [][]route{metaRoutes(), worldRoutes(), runRoutes(), episodeRoutes(), endRoutes(), recordRoutes(), scoreRoutes(), batchRoutes(), judgeRoutes(), datasetRoutes(), simulatorRoutes(), appRoutes()} {
 		all = append(all, part...)
 	}
 	return all

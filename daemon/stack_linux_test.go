@@ -65,6 +65,7 @@ func serveEpisodes(tb testing.TB, changes ...func(*Config)) *front {
 				tb.Errorf("close: %v", err)
 			}
 		})
+		c.Apps = openApps(tb, r, rec)
 	})
 	return f
 }

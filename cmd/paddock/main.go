@@ -41,7 +41,7 @@ func signalContext(ctx context.Context) (context.Context, context.CancelFunc) {
 // commands are the groups of commands, one file each. A new group is one more line here.
 func commands(c *cli) []*cobra.Command {
 	return []*cobra.Command{
-		serveCommand(c), worldCommand(c), runWorldCommand(c), episodeCommand(c), scoreCommand(c), graderCommand(c), batchCommand(c), judgeCommand(c), datasetCommand(c),
+		serveCommand(c), worldCommand(c), runWorldCommand(c), episodeCommand(c), scoreCommand(c), graderCommand(c), batchCommand(c), judgeCommand(c), datasetCommand(c), appCommand(c),
 		policyCommand(c), versionCommand(c), auditCommand(c), doctorCommand(c), benchCommand(c), demoCommand(c), demoAgentCommand(),
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/paddock-run/paddock/internal/monitor"
 	"github.com/paddock-run/paddock/internal/mount"
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/app"
 )
 
 // privateEnv says to a daemon that it is in a mount namespace of its own already.
@@ -123,7 +124,7 @@ func (o serveOptions) serve(ctx context.Context, errs io.Writer) error {
 	stop := func() error { return nil }
 	if o.profiles != "" {
 		if stop, err = serveProfiles(ctx, o.profiles); err != nil {
-			return errors.Join(err, s.runner.Close(ctx), s.close())
+			return errors.Join(err, s.apps.Close(ctx), s.runner.Close(ctx), s.close())
 		}
 	}
 	return errors.Join(s.run(ctx, o, log), stop(), s.close())
@@ -217,6 +218,7 @@ func (o serveOptions) tenantsByUID() (map[uint32]string, error) {
 // stack is the daemon's parts, joined.
 type stack struct {
 	runner *runner.Runner
+	apps   *app.Service
 	server *daemon.Server
 	port   *fusion.Port // nil is none
 	// close takes the rest down; the runner is closed by run.
@@ -249,8 +251,9 @@ func (s *stack) run(ctx context.Context, o serveOptions, log *slog.Logger) error
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
-	// The runner first: it ends the calls in flight, whose answers the server then sends.
-	failed = errors.Join(failed, s.runner.Close(ctx), s.server.Shutdown(ctx))
+	// The runner before the server: it ends the calls in flight, whose answers the server then
+	// sends. The apps before the runner, which would otherwise be asked for new replicas.
+	failed = errors.Join(failed, s.apps.Close(ctx), s.runner.Close(ctx), s.server.Shutdown(ctx))
 	if s.port != nil {
 		failed = errors.Join(failed, s.port.Close(ctx))
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/paddock-run/paddock/internal/egress"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/runner"
+	"github.com/paddock-run/paddock/runner/app"
 	"github.com/paddock-run/paddock/runner/dataset"
 	"github.com/paddock-run/paddock/runner/dockerfile"
 	"github.com/paddock-run/paddock/runner/judge"
@@ -87,7 +88,7 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 	}
 	judges := judge.New(r, log)
 	closers = append(closers, func() error { judges.Close(); return nil })
-	st, err := o.listen(ctx, daemon.Config{
+	st, err := o.listen(ctx, rec, daemon.Config{
 		Judge: judges, JudgeWorld: o.judgeWorld, Dockerfiles: dockerfile.New(r, store),
 		Runner: r, Policies: set, Launcher: launcher, Sockets: sockets, Spool: filepath.Join(o.root, "tmp"), Version: version,
 		Socket: daemon.SocketOptions{Path: o.socket, Group: o.socketGroup}, Remote: o.remote, Host: host, Log: log, MaxConns: o.maxConns,
@@ -99,9 +100,17 @@ func wire(ctx context.Context, o serveOptions, faults *runner.Faults, log *slog.
 	return st, nil
 }
 
-// listen makes the server and opens everything that clients can connect to.
-func (o serveOptions) listen(ctx context.Context, cfg daemon.Config) (*stack, error) {
-	var err error
+// listen makes the server, with the apps that the journal has, and opens everything that
+// clients can connect to.
+func (o serveOptions) listen(ctx context.Context, journal app.Journal, cfg daemon.Config) (_ *stack, err error) {
+	if cfg.Apps, err = app.Open(ctx, cfg.Runner, journal, filepath.Join(o.root, "apps"), cfg.Log); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, cfg.Apps.Close(ctx))
+		}
+	}()
 	if cfg.Tenants, err = o.tenantsByUID(); err != nil {
 		return nil, err
 	}
@@ -118,7 +127,7 @@ func (o serveOptions) listen(ctx context.Context, cfg daemon.Config) (*stack, er
 	if err := server.Listen(ctx); err != nil {
 		return nil, err
 	}
-	st := &stack{runner: cfg.Runner, server: server}
+	st := &stack{runner: cfg.Runner, apps: cfg.Apps, server: server}
 	if o.runCode == "" {
 		return st, nil
 	}
