@@ -3,7 +3,6 @@ package runner
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 
 	"github.com/paddock-run/paddock/sandbox"
@@ -27,9 +26,12 @@ func (r *Runner) Dial(ctx context.Context, key Key, attempt int, port uint16) (n
 	}
 	d, ok := a.sb.(Dialer)
 	if !ok {
-		return nil, &Error{Kind: KindUnsupported, Detail: fmt.Sprintf("the launcher %s cannot connect into a sandbox", r.cfg.Launcher.Info().Name)}
+		return nil, &Error{Kind: KindUnsupported, Detail: r.cfg.Launcher.Info().Lacks("dial").Error()}
 	}
 	c, err := d.Dial(ctx, port)
+	if lacks, ok := errors.AsType[*sandbox.UnsupportedError](err); ok {
+		return nil, &Error{Kind: KindUnsupported, Detail: lacks.Error()}
+	}
 	if errors.Is(err, sandbox.ErrGone) {
 		return nil, a.endedError()
 	}

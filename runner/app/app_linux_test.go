@@ -721,7 +721,6 @@ func TestAnIdleAppStopsAndStartsOnDemand(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.deploy("shop", func(s *app.Spec) { s.IdleS, s.SessionIdleS = 0.3, 0.2 })
-	b.until("a ready replica", ready(1))
 	b.until("idle", func(a app.App) bool { return a.State == "idle" && len(a.Replicas) == 0 })
 	if a := b.get("/shop/add?n=1", "s"); a.text != "1" {
 		t.Errorf("the request that wakes it = %+v", a)

@@ -166,7 +166,7 @@ func (a *app) servingLocked(now time.Time) (fresh, old []*replica) {
 // wantLocked is how many replicas there are to be.
 func (a *app) wantLocked(now time.Time) int {
 	scale := a.rec.Spec.Scale
-	if idle := a.rec.Spec.IdleS; idle > 0 && a.inFlight+a.live+a.waiting == 0 && now.Sub(a.lastUsed) > seconds(idle) {
+	if idle := a.rec.Spec.IdleS; idle > 0 && a.inFlight+a.live+a.waiting == 0 && now.Sub(a.lastUsed) > seconds(idle) && !a.startingLocked() {
 		a.idle = true
 	}
 	if a.idle {
@@ -189,6 +189,10 @@ func (a *app) wantLocked(now time.Time) int {
 		a.want, a.lowSince = need, time.Time{}
 	}
 	return a.want
+}
+
+func (a *app) startingLocked() bool {
+	return slices.ContainsFunc(a.replicas, func(r *replica) bool { return r.state == Starting })
 }
 
 // steadyLocked forgets failures once a replica has been ready for long.

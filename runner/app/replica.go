@@ -169,6 +169,10 @@ func (r *replica) await() bool {
 			r.stop(fmt.Errorf("%w: not ready in %v s: %w", errUnwell, r.spec.StartS, last))
 			return false
 		}
+		if runner.KindOf(last) == runner.KindUnsupported {
+			r.stop(fmt.Errorf("%w: %w", errUnwell, last))
+			return false
+		}
 	}
 }
 

@@ -201,6 +201,7 @@ func (a *app) ready(r *replica) {
 	a.mu.Lock()
 	if r.state == Starting {
 		r.state, r.readyAt = Ready, time.Now()
+		a.lastUsed = r.readyAt // it was not idle before
 	}
 	a.announceLocked()
 	a.mu.Unlock()
