@@ -8,7 +8,7 @@ type NetworkSpec struct {
 
 // EndpointSpec asks for a port of the sandbox's loopback that leads to a service.
 type EndpointSpec struct {
-	Target string `json:"target" doc:"unix:/PATH or HOST:PORT, as the daemon's host sees them; not in the spec digest"`
+	Target string `json:"target" doc:"unix:/PATH or HOST:PORT, as the daemon's host sees them, or app:NAME, a served app; not in the spec digest"`
 	Port   uint16 `json:"port,omitempty" doc:"inside; unset lets the daemon choose, the same for the same names"`
 	Raw    bool   `json:"raw,omitempty" doc:"carry bytes of any protocol, unrecorded; otherwise it speaks HTTP"`
 	Health string `json:"health,omitempty" doc:"the path that the daemon asks for itself where a request was answered 5xx or not at all, / unless given: answered 5xx, too, for ten seconds, the target is down; not in the spec digest"`

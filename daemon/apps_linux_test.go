@@ -184,3 +184,59 @@ chmod +x /tmp/told; printf '#!/bin/sh\nexec sh /tmp/told\n' >/tmp/run; chmod +x 
 		t.Errorf("alice's app after all of that: %+v, %v", one, err)
 	}
 }
+
+// An episode reaches an app through an endpoint, under a policy without a network, always in
+// the session that is its own.
+func TestAnEpisodeReachesAnAppThroughAnEndpoint(t *testing.T) {
+	t.Parallel()
+	f := serveEpisodes(t)
+	ctx := t.Context()
+	counts := webApp("shop", func(s *api.AppSpec) {
+		s.Sessions, s.Scale.Min = "sticky", 2
+		s.Command[2] = strings.Replace(s.Command[2], "echo; env; cat", "echo; echo x >>/tmp/$HTTP_PADDOCK_SESSION; wc -l </tmp/$HTTP_PADDOCK_SESSION", 1)
+	})
+	if _, err := f.client.DeployApp(ctx, counts); err != nil {
+		t.Fatal(err)
+	}
+	make := func(id, target string) (api.Created, error) {
+		return f.client.Create(ctx, api.EpisodeSpec{ID: id, World: world, Endpoints: map[string]api.EndpointSpec{"shop": {Target: target}}})
+	}
+	for _, id := range []string{"one", "two"} {
+		made, err := make(id, "app:shop")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := 1; n <= 3; n++ {
+			r, err := f.client.Call(ctx, made.Episode.Key(), api.CallSpec{
+				Tool: "exec", Shell: `wget -q -O - --header "Paddock-Session: of-another" $PADDOCK_ENDPOINT_SHOP/cgi-bin/env`,
+			})
+			if err != nil || strings.TrimSpace(r.Stdout) != fmt.Sprint(n) {
+				t.Errorf("%s, call %d = %+v, %v", id, n, r, err)
+			}
+		}
+		one, err := f.client.Finish(ctx, made.Episode.Key(), api.FinishSpec{})
+		if err != nil || one.Attempts[0].Exchanges == nil || one.Attempts[0].Exchanges.Count != 3 {
+			t.Errorf("%s ended as %+v, %v", id, one, err)
+		}
+	}
+	if a, err := f.client.App(ctx, "shop"); err != nil || a.Sessions != 0 {
+		t.Errorf("%d sessions are open after the episodes' ends (%v)", a.Sessions, err)
+	}
+	if _, err := make("three", "app:none"); !errors.Is(err, &api.Error{Kind: api.UnknownApp}) {
+		t.Errorf("an app that is not there: %v", err)
+	}
+	if _, err := make("four", "app:No/Name"); !errors.Is(err, &api.Error{Kind: api.BadRequest}) {
+		t.Errorf("a name that is none: %v", err)
+	}
+	if _, err := f.client.DeployApp(ctx, webApp("down", func(s *api.AppSpec) { s.Command = []string{"false"} })); err != nil {
+		t.Fatal(err)
+	}
+	made, err := make("five", "app:down")
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := made.Episode.Attempts[0].End
+	if end == nil || end.Status != "error" || end.Cause != "world" || end.Step != "setup" || made.Episode.Reward != nil {
+		t.Errorf("an episode whose app is down ended as %+v", end)
+	}
+}

@@ -98,6 +98,9 @@ type Server struct {
 	// fusion answers /run_code and its kin.
 	fusion *fusion.Handler
 
+	// inner are the connections to apps from within.
+	inner *appConns
+
 	// remote is nil where nothing listens for other hosts.
 	remote *remote
 
@@ -120,6 +123,8 @@ func New(cfg Config) (*Server, error) {
 	s.metrics.watch(cfg.Runner.Capacity)
 	s.fusion = fusion.New(cfg.Judge, cfg.JudgeWorld, cfg.Log)
 	s.problems = map[string]problems{}
+	s.inner = newAppConns(s)
+	cfg.Runner.SetApps(s.inner)
 	s.routes = routes()
 	doc, err := api.Document(cfg.Version, operations(s.routes))
 	if err != nil {
@@ -225,7 +230,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	if err != nil {
 		err = errors.Join(err, s.http.Close())
 	}
-	return err
+	return errors.Join(err, s.inner.shut())
 }
 
 // unlink removes the socket's file when it is still this server's.

@@ -72,7 +72,7 @@ func runRoutes() []route {
 		typed("GET", "/v1/runs", "listRuns", "List the caller's runs", (*Server).listRuns, draining),
 		typed("POST", runPath+"/episodes", "createEpisode", "Create an episode, or get what is kept of its id", (*Server).createEpisode,
 			body(bigBody), header(api.HeaderGeneration, "the run's generation that the driver was given"),
-			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownUser, api.RefusedByPolicy, api.Fenced, api.SpecConflict,
+			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownUser, api.UnknownApp, api.RefusedByPolicy, api.Fenced, api.SpecConflict,
 				api.AttemptsExhausted, api.OverCapacity, api.Corrupt, api.NotFound, api.WrongState, api.WorldUnhealthy, api.Unsupported)),
 		typed("GET", runPath+"/episodes", "listEpisodes", "List episodes in order of their ids", (*Server).listEpisodes, draining,
 			param("prefix", "string", "of the ids"), param("after", "string", "an id to continue after"), param("max", "integer", "at most so many, 1 to 10000"),
@@ -106,7 +106,7 @@ func episodeRoutes() []route {
 		typed("POST", episodePath+"/resume", "resumeEpisode", "Let a paused episode go on", (*Server).resumeEpisode, draining, missing, live, may(api.Unsupported)),
 		typed("POST", episodePath+"/fork", "forkEpisode", "Make episodes that go on from a live one's files", (*Server).forkEpisode, missing, live,
 			header(api.HeaderGeneration, "the run's generation that the driver was given"),
-			may(api.SpecConflict, api.AttemptsExhausted, api.OverCapacity, api.Corrupt, api.Unsupported)),
+			may(api.UnknownApp, api.SpecConflict, api.AttemptsExhausted, api.OverCapacity, api.Corrupt, api.Unsupported)),
 		typed("POST", episodePath+"/keepalive", "keepAlive", "Renew a lease of kind ttl", (*Server).keepAlive, draining, missing, live),
 	}
 }
@@ -155,12 +155,12 @@ func batchRoutes() []route {
 	follow := param("follow", "boolean", "wait for more until the batch no longer runs")
 	return []route{
 		typed("POST", "/v1/batches", "createBatch", "Run many episodes: from a manifest, or as an open queue", (*Server).createBatch, body(bigBody), generation,
-			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownTool, api.RefusedByPolicy, api.SpecConflict, api.RunExists, api.Fenced, api.OverCapacity, api.NotFound,
+			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownApp, api.UnknownTool, api.RefusedByPolicy, api.SpecConflict, api.RunExists, api.Fenced, api.OverCapacity, api.NotFound,
 				api.Unsupported)),
 		typed("GET", "/v1/batches", "listBatches", "List the caller's batches", (*Server).listBatches, draining),
 		typed("GET", batchPath, "getBatch", "A batch, its counts and its latest groups", (*Server).getBatch, draining, missing),
 		typed("POST", batchPath+"/episodes", "addToBatch", "Add lines to an open batch, all or none; lines that are there already stay", (*Server).addToBatch, body(bigBody), generation,
-			missing, may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.RefusedByPolicy, api.SpecConflict, api.WrongState, api.Fenced, api.Unsupported)),
+			missing, may(api.UnknownWorld, api.UnknownPolicy, api.UnknownGrader, api.UnknownApp, api.RefusedByPolicy, api.SpecConflict, api.WrongState, api.Fenced, api.Unsupported)),
 		typed("POST", batchPath+"/seal", "sealBatch", "Add no more: the batch is done when each line has its result", (*Server).sealBatch, generation, missing, may(api.Fenced)),
 		typed("POST", batchPath+"/resume", "resumeBatch", "Go on with a batch that does not run and is not done", (*Server).resumeBatch, generation,
 			missing, may(api.WrongState, api.Fenced, api.OverCapacity)),

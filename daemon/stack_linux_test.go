@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/paddock-run/paddock/internal/egress"
 	"github.com/paddock-run/paddock/internal/need"
 	"github.com/paddock-run/paddock/overlay"
 	"github.com/paddock-run/paddock/policies"
@@ -50,7 +51,7 @@ func serveEpisodes(tb testing.TB, changes ...func(*Config)) *front {
 		host := policies.Host{CPUs: 64, MemoryBytes: 64 << 30}
 		r, err := runner.New(tb.Context(), runner.Config{
 			Root: dir, Launcher: launcher{l}, Worlds: &oneWorld{dir: tree(tb), used: map[*oneFork]bool{}}, Record: rec,
-			Policies: c.Policies, Host: host, IDs: pool, Log: c.Log,
+			Policies: c.Policies, Host: host, IDs: pool, Log: c.Log, Egress: egress.NewHost(nil, c.Log),
 		})
 		if err != nil {
 			tb.Fatal(err)

@@ -198,6 +198,9 @@ func (a *attempt) begin(ctx context.Context) *End {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, seconds(a.plan.Budgets.SetupS), errSetup)
 	defer cancel()
+	if end := a.ensureApps(ctx); end != nil {
+		return end
+	}
 	if err := a.start(ctx); err != nil {
 		a.log.Warn("episode did not start", slog.Any("error", err))
 		end := storageEnd("start", err)

@@ -103,6 +103,9 @@ func (r *Runner) resolve(ctx context.Context, key Key, spec EpisodeSpec) (Plan, 
 	if err := r.checkGraders(ctx, spec.Graders); err != nil {
 		return fail(err)
 	}
+	if err := r.checkApps(key.Owner, spec.Endpoints); err != nil {
+		return fail(err)
+	}
 	plan, err := makePlan(&spec, run, world, pol, r.cfg.Host)
 	if err != nil {
 		return fail(err)

@@ -39,7 +39,7 @@ type NetworkSpec struct {
 
 // EndpointSpec asks for a port of the sandbox's loopback that leads to a service.
 type EndpointSpec struct {
-	// Target is unix:/PATH or HOST:PORT, as the daemon's host sees them. It is not in the
+	// Target is unix:/PATH or HOST:PORT, as the daemon's host sees them, or app:NAME. It is not in the
 	// spec digest: where a service listens today does not decide the result.
 	Target string `json:"target"`
 	// Port is the one inside; 0 lets the daemon choose, the same for the same names.
@@ -291,6 +291,7 @@ type doorsFor struct {
 	uid    uint32
 	record func(egress.Exchange)
 	down   func(string)
+	app    func(ctx context.Context, name string) (net.Conn, error)
 }
 
 // openDoors serves a sandbox's listeners. What it opened before an error is closed.
@@ -323,7 +324,7 @@ func (r *Runner) openDoors(sb Sandbox, f doorsFor) (*doors, error) {
 		if err != nil {
 			return nil, errors.Join(err, d.close())
 		}
-		e := egress.Endpoint{Name: name, Raw: spec.Raw, UID: f.uid, Record: f.record, Down: f.down, Doubt: doubt}
+		e := egress.Endpoint{Name: name, Raw: spec.Raw, UID: f.uid, Record: f.record, Down: f.down, Doubt: doubt, App: f.app}
 		door := r.cfg.Egress.Endpoint(listeners[i], e, to, d.ledger)
 		d.open, d.endpoints[name] = append(d.open, door), door
 	}
@@ -390,7 +391,7 @@ func (a *attempt) openNetwork() error {
 	a.exchanges = newExchangeLog(a.dir)
 	d, err := a.r.openDoors(a.sb, doorsFor{
 		plan: &a.plan.Network, policy: a.policy, network: a.plan.Spec.Network, endpoints: a.plan.Spec.Endpoints, uid: hostUser(a.key.Owner),
-		record: a.exchanges.add, down: a.endpointDown,
+		record: a.exchanges.add, down: a.endpointDown, app: a.connectApp,
 	})
 	if err != nil {
 		return err
@@ -420,6 +421,9 @@ func (a *attempt) endpointDown(detail string) {
 
 // closeNetwork ends what the sandbox reached, once its processes are gone.
 func (a *attempt) closeNetwork() {
+	if a.doors != nil {
+		defer a.releaseApps()
+	}
 	if err := a.doors.close(); err != nil {
 		a.log.Warn("close the network", slog.Any("error", err))
 	}

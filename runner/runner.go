@@ -70,6 +70,7 @@ type Runner struct {
 	ready     readiness
 	captures  gate // of big uppers
 	stock     *stock
+	apps      Apps
 	trials    trialQueue
 	names     string
 	started   atomic.Int64

@@ -107,7 +107,13 @@ func (d *Doubt) cutOthers(x *exchange, why error) {
 // ask asks the target whether it works, and returns a refusal when it does not: when it
 // answered nothing but 5xx for all of the patience, or was not there. Whoever else doubts
 // meanwhile gets the same answer.
+//
+// A served app is not doubted: a request may have brought about whatever it answers, and its
+// replicas are looked after elsewhere.
 func (d *Door) ask(x *exchange, why string) *refusal {
+	if d.to.Load().App() != "" {
+		return nil
+	}
 	mine, answered := d.doubt.begin(d)
 	if !mine {
 		return answered

@@ -37,6 +37,8 @@ type Endpoint struct {
 	// connection in time is Busy, for which a flood is enough, and Down is not called. Nil is
 	// nobody.
 	Down func(detail string)
+	// App connects to a served app of the client's; without it there is none.
+	App func(ctx context.Context, name string) (net.Conn, error)
 	// Patience is unset DefaultPatience.
 	Patience time.Duration
 	// Doubt is shared by the endpoints of one sandbox; nil is one of its own.
@@ -136,9 +138,9 @@ func (d *Door) connect(ctx context.Context) (net.Conn, Target, error) {
 	for {
 		to := *d.to.Load()
 		dctx, cancel := context.WithTimeout(ctx, dialTimeout)
-		c, err := d.host.connect(dctx, to, d.e.UID)
+		c, err := d.dial(dctx, to)
 		cancel()
-		if err == nil || errors.Is(err, errOwnSocket) || ctx.Err() != nil || time.Now().Add(wait).After(deadline) {
+		if err == nil || errors.Is(err, errOwnSocket) || errors.Is(err, errNoApps) || ctx.Err() != nil || time.Now().Add(wait).After(deadline) {
 			return c, to, err
 		}
 		timer := time.NewTimer(wait)
@@ -148,6 +150,20 @@ func (d *Door) connect(ctx context.Context) (net.Conn, Target, error) {
 		}
 		timer.Stop()
 		wait = min(2*wait, time.Second)
+	}
+}
+
+// errNoApps says that nothing here serves apps.
+var errNoApps = errors.New("this daemon serves no apps")
+
+func (d *Door) dial(ctx context.Context, to Target) (net.Conn, error) {
+	switch name := to.App(); {
+	case name == "":
+		return d.host.connect(ctx, to, d.e.UID)
+	case d.e.App == nil:
+		return nil, errNoApps
+	default:
+		return d.e.App(ctx, name)
 	}
 }
 

@@ -5,10 +5,11 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
-// Target is where an endpoint leads: a socket of the host, or a port.
+// Target is where an endpoint leads: a socket of the host, a port, or a served app.
 type Target struct {
 	network, address string
 	health           string
@@ -21,7 +22,9 @@ const maxSocketPath = 107
 // be taken for its own client, with its own rights.
 var errOwnSocket = errors.New("that is a socket of the daemon's own")
 
-// ParseTarget reads unix:/PATH or HOST:PORT. HOST is looked up by the host's own resolver and
+var appName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,62}$`)
+
+// ParseTarget reads unix:/PATH, app:NAME or HOST:PORT. HOST is looked up by the host's own resolver and
 // may be anything that the daemon reaches: it is the client that names it, never a sandbox.
 func ParseTarget(text string) (Target, error) {
 	if path, ok := strings.CutPrefix(text, "unix:"); ok {
@@ -30,9 +33,15 @@ func ParseTarget(text string) (Target, error) {
 		}
 		return Target{network: "unix", address: path}, nil
 	}
+	if name, ok := strings.CutPrefix(text, "app:"); ok {
+		if !appName.MatchString(name) {
+			return Target{}, fmt.Errorf("%.200q: want app: and a name %s", text, appName)
+		}
+		return Target{network: "app", address: name}, nil
+	}
 	host, port, err := net.SplitHostPort(text)
 	if err != nil || host == "" || strings.ContainsAny(host, "/@ ") {
-		return Target{}, fmt.Errorf("%.200q: want unix:/PATH or HOST:PORT", text)
+		return Target{}, fmt.Errorf("%.200q: want unix:/PATH, app:NAME or HOST:PORT", text)
 	}
 	if _, err := parsePort(port); err != nil {
 		return Target{}, fmt.Errorf("%.200q: %w", text, err)
@@ -42,8 +51,8 @@ func ParseTarget(text string) (Target, error) {
 
 // String is what ParseTarget reads.
 func (t Target) String() string {
-	if t.network == "unix" {
-		return "unix:" + t.address
+	if t.network != "tcp" {
+		return t.network + ":" + t.address
 	}
 	return t.address
 }
@@ -68,9 +77,17 @@ func (t Target) healthPath() string {
 	return t.health
 }
 
+// App is the served app that the target is; empty is none.
+func (t Target) App() string {
+	if t.network == "app" {
+		return t.address
+	}
+	return ""
+}
+
 // hostHeader is what requests call the target.
 func (t Target) hostHeader() string {
-	if t.network == "unix" {
+	if t.network != "tcp" {
 		return "localhost"
 	}
 	return t.address

@@ -339,6 +339,12 @@ func errDraining() error {
 	return &runner.Error{Kind: runner.KindDraining, Detail: errClosed.Error(), RetryAfter: 10 * time.Second}
 }
 
+// Has says whether an owner has an app of that name.
+func (s *Service) Has(owner, name string) bool {
+	_, err := s.get(Key{owner, name})
+	return err == nil
+}
+
 // Get is an app as it is now.
 func (s *Service) Get(owner, name string) (App, error) {
 	a, err := s.get(Key{owner, name})
