@@ -23,6 +23,8 @@ type peer struct {
 	// of the count of strangers.
 	remote string
 	known  func()
+	// loopback says that it came over the apps' port.
+	loopback bool
 }
 
 // noID is no user's and no group's, as the kernel has it.

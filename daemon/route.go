@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/url"
 	"reflect"
@@ -325,6 +326,12 @@ func (s *Server) admitted(r *http.Request) (peer, error) {
 func (s *Server) ownHost(p peer, host string) bool {
 	if p.remote != "" {
 		return s.remote.ownHost(host)
+	}
+	if p.loopback {
+		if name, _, err := net.SplitHostPort(host); err == nil {
+			host = name
+		}
+		return loopbackHost(strings.Trim(host, "[]"))
 	}
 	return host == "" || host == "paddock" || host == "localhost"
 }

@@ -22,7 +22,7 @@ const (
 // routes is the one table of what the daemon serves.
 func routes() []route {
 	var all []route
-	for _, part := range [][]route{metaRoutes(), worldRoutes(), runRoutes(), episodeRoutes(), endRoutes(), recordRoutes(), scoreRoutes(), batchRoutes(), judgeRoutes(), datasetRoutes(), simulatorRoutes(), appRoutes()} {
+	for _, part := range [][]route{metaRoutes(), worldRoutes(), runRoutes(), episodeRoutes(), endRoutes(), recordRoutes(), scoreRoutes(), batchRoutes(), judgeRoutes(), datasetRoutes(), simulatorRoutes(), appRoutes(), openEnvRoutes()} {
 		all = append(all, part...)
 	}
 	return all

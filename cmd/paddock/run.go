@@ -49,7 +49,7 @@ func (e *episodeFlags) add(f *pflag.FlagSet) {
 		"HOST[:PORT,...] that the proxy lets through: a name, *.NAME, an address or a range; may be repeated; the policy is then networked-allowlist unless --policy names one")
 	f.StringArrayVar(&e.spec.Network.Secrets, "secret", nil, "name of a secret of the daemon's that the proxy adds to requests; may be repeated")
 	f.StringArrayVar(&e.endpoints, "endpoint", nil,
-		"NAME=TARGET[,port=N][,raw][,health=/PATH]: a port of the sandbox's loopback that leads to TARGET, unix:/PATH or HOST:PORT of the daemon's host; may be repeated")
+		"NAME=TARGET[,port=N][,raw][,health=/PATH]: a port of the sandbox's loopback that leads to TARGET, unix:/PATH or HOST:PORT of the daemon's host, or app:NAME; may be repeated")
 	f.Uint32Var(&e.envSeed, "env-seed", 0, "PADDOCK_SEED, in place of the one made of run and group")
 	e.seedSet = func() bool { return f.Changed("env-seed") }
 }

@@ -38,6 +38,7 @@ type serveOptions struct {
 	logLevel, logFormat       string
 	maxConns                  int
 	judgeWorld, runCode       string
+	appsPort                  string
 	drain                     time.Duration
 	profiles                  string
 	stock                     runner.Stock
@@ -82,6 +83,7 @@ func serveCommand(c *cli) *cobra.Command {
 	o.launch.flags(f)
 	f.StringVar(&o.judgeWorld, "judge-world", "judge", "world of judgements that name none, and of /run_code")
 	f.StringVar(&o.runCode, "run-code-port", "", "loopback ADDRESS:PORT that serves SandboxFusion's /run_code to every user of this host")
+	f.StringVar(&o.appsPort, "apps-port", "", "loopback ADDRESS:PORT that serves /apps/NAME/ and /openenv/... to those users whom the socket lets in, each its tenant's")
 	f.StringVar(&o.profiles, "pprof", "", "unix socket, of root alone, at which to serve /debug/pprof; off by default")
 	f.DurationVar(&o.drain, "drain-timeout", 30*time.Second, "how long live episodes may take to end after a signal")
 	return cmd
@@ -220,14 +222,15 @@ type stack struct {
 	runner *runner.Runner
 	apps   *app.Service
 	server *daemon.Server
-	port   *fusion.Port // nil is none
+	port   *fusion.Port     // nil is none
+	web    *daemon.AppsPort // nil is none
 	// close takes the rest down; the runner is closed by run.
 	close func() error
 }
 
 // run serves until a signal comes or the server breaks, then drains.
 func (s *stack) run(ctx context.Context, o serveOptions, log *slog.Logger) error {
-	broken := make(chan error, 2)
+	broken := make(chan error, 3)
 	go func() { broken <- s.server.Serve() }()
 	ready := []any{slog.String("socket", o.socket), slog.String("root", o.root), slog.String("version", version)}
 	if at := s.server.RemoteAddr(); at != nil {
@@ -237,6 +240,14 @@ func (s *stack) run(ctx context.Context, o serveOptions, log *slog.Logger) error
 		ready = append(ready, slog.String("run_code", s.port.Addr()))
 		go func() {
 			if err := s.port.Serve(); err != nil {
+				broken <- err
+			}
+		}()
+	}
+	if s.web != nil {
+		ready = append(ready, slog.String("apps", s.web.Addr().String()))
+		go func() {
+			if err := s.web.Serve(); err != nil {
 				broken <- err
 			}
 		}()
@@ -256,6 +267,9 @@ func (s *stack) run(ctx context.Context, o serveOptions, log *slog.Logger) error
 	failed = errors.Join(failed, s.apps.Close(ctx), s.runner.Close(ctx), s.server.Shutdown(ctx))
 	if s.port != nil {
 		failed = errors.Join(failed, s.port.Close(ctx))
+	}
+	if s.web != nil {
+		failed = errors.Join(failed, s.web.Shutdown(ctx))
 	}
 	log.Info("stopped")
 	return failed

@@ -128,10 +128,18 @@ func (o serveOptions) listen(ctx context.Context, journal app.Journal, cfg daemo
 		return nil, err
 	}
 	st := &stack{runner: cfg.Runner, apps: cfg.Apps, server: server}
+	if o.appsPort != "" {
+		if st.web, err = server.ListenApps(ctx, o.appsPort); err != nil {
+			return nil, errors.Join(err, server.Shutdown(ctx))
+		}
+	}
 	if o.runCode == "" {
 		return st, nil
 	}
 	if st.port, err = fusion.Listen(ctx, o.runCode, server.Fusion(), cfg.Log); err != nil {
+		if st.web != nil {
+			err = errors.Join(err, st.web.Close())
+		}
 		return nil, errors.Join(err, server.Shutdown(ctx))
 	}
 	return st, nil
