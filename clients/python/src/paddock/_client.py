@@ -44,6 +44,7 @@ class RunDefaults(TypedDict, total=False):
     limits: Mapping[str, Any]
     requests: Mapping[str, Any]
     budgets: Mapping[str, float]
+    endpoints: Mapping[str, Mapping[str, Any]]
     leftovers: str
     tools: Sequence[Tool]
     retry_seed: str
@@ -128,6 +129,7 @@ class Scope:
         limits: Mapping[str, Any] | None = None,
         requests: Mapping[str, Any] | None = None,
         budgets: Mapping[str, float] | None = None,
+        endpoints: Mapping[str, Mapping[str, Any]] | None = None,
         leftovers: str = "",
         tools: Sequence[Tool] = (),
         graders: Sequence[GraderRef | PendingGrader] = (),
@@ -159,6 +161,7 @@ class Scope:
                 limits=limits or {},
                 requests=requests or {},
                 budgets=budgets or {},
+                endpoints=endpoints or {},
                 leftovers=leftovers,
                 tools=tools,
                 graders=await kept(graders),

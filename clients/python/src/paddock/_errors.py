@@ -92,6 +92,10 @@ class CallConflict(PaddockError):
     """The call's number is taken by another call."""
 
 
+class SessionLost(PaddockError):
+    """The replica of the app that had the session's state is gone: begin another session."""
+
+
 class PlatformError(PaddockError):
     """paddock itself failed. Never a reward."""
 
@@ -106,6 +110,10 @@ _CLASSES: dict[str, type[PaddockError]] = {
     "unknown_world": NotFound,
     "unknown_policy": NotFound,
     "unknown_grader": NotFound,
+    "unknown_app": NotFound,
+    "session_lost": SessionLost,
+    "app_down": Unavailable,
+    "app_broken": Unavailable,
     "episode_deleted": NotFound,
     "episode_ended": EpisodeEnded,
     "superseded": Superseded,

@@ -527,6 +527,7 @@ class EpisodeSpec:
     limits: Mapping[str, Any] = field(default_factory=dict)
     requests: Mapping[str, Any] = field(default_factory=dict)
     budgets: Mapping[str, float] = field(default_factory=dict)
+    endpoints: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     leftovers: str = ""
     tools: Sequence[Tool] = ()
     graders: Sequence[GraderRef] = ()
