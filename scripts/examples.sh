@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every example that has a ci.sh, against one daemon of its own, and counts them. A
-# ci.sh finds $PADDOCK (the program), $PADDOCK_SOCKET, $RUN_CODE_URL, $WORK (a directory to
+# ci.sh finds $PADDOCK (the program), $PADDOCK_SOCKET, $RUN_CODE_URL, $APPS_URL, $WORK (a directory to
 # throw away), and the Python client on its path. To add an example is to add its ci.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +18,7 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-"$PADDOCK" serve --root "$WORK/store" --run-code-port 127.0.0.1:0 >"$WORK/log" 2>&1 &
+"$PADDOCK" serve --root "$WORK/store" --run-code-port 127.0.0.1:0 --apps-port 127.0.0.1:0 >"$WORK/log" 2>&1 &
 daemon=$!
 tries=0
 until grep -q 'msg=ready' "$WORK/log"; do
@@ -32,6 +32,8 @@ until grep -q 'msg=ready' "$WORK/log"; do
 done
 RUN_CODE_URL=http://$(sed -n 's/.*run_code=\([^ ]*\).*/\1/p' "$WORK/log" | head -n 1)/run_code
 export RUN_CODE_URL
+APPS_URL=http://$(sed -n 's/.* apps=\([^ ]*\).*/\1/p' "$WORK/log" | head -n 1)
+export APPS_URL
 
 n=0
 for script in ${EXAMPLES:-examples/*/ci.sh}; do
