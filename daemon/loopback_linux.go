@@ -103,8 +103,8 @@ func (p *AppsPort) whoIs(conn *net.TCPConn) (peer, error) {
 	var uid uint32
 	err := errNoUser
 	// A socket that is there may be passed over while others come and go, so look again.
-	for range 3 {
-		for _, table := range []string{"/proc/self/net/tcp", "/proc/self/net/tcp6"} {
+	for range 10 {
+		for _, table := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {
 			if uid, err = ownerIn(table, remote, local); !errors.Is(err, errNoUser) {
 				break
 			}
