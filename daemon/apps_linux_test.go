@@ -27,13 +27,13 @@ echo begins; exec httpd -f -p 127.0.0.1:$PORT -h /tmp/w`},
 	return s
 }
 
-// problem sends a request that is refused.
-func (f *front) problem(tb testing.TB, method, path string, headers ...string) (int, api.Error) {
+// problem asks for what is refused.
+func (f *front) problem(tb testing.TB, path string, headers ...string) (int, api.Error) {
 	tb.Helper()
-	a, body := f.raw(tb, method, path, "", "", headers...)
+	a, body := f.raw(tb, "GET", path, "", "", headers...)
 	var p api.Error
 	if err := json.Unmarshal(body, &p); err != nil || string(p.Kind) != a.Header.Get(api.HeaderError) {
-		tb.Errorf("%s %s is answered by %d %s with %v", method, path, a.StatusCode, body, a.Header)
+		tb.Errorf("%s is answered by %d %s with %v", path, a.StatusCode, body, a.Header)
 	}
 	return a.StatusCode, p
 }
@@ -58,7 +58,7 @@ func TestAnAppOverTheSocket(t *testing.T) {
 	if a, _ := f.raw(t, "GET", "/apps/web/none", "", ""); a.StatusCode != http.StatusNotFound || a.Header.Get(api.HeaderError) != "" {
 		t.Errorf("a 404 of the app's own = %+v", a)
 	}
-	if a, p := f.problem(t, "GET", "/apps/none/"); a != 404 || p.Kind != api.UnknownApp {
+	if a, p := f.problem(t, "/apps/none/"); a != 404 || p.Kind != api.UnknownApp {
 		t.Errorf("no such app = %d %+v", a, p)
 	}
 	if _, err := f.client.DeployApp(ctx, webApp("web", func(s *api.AppSpec) { s.Port = 1 })); !errors.Is(err, &api.Error{Kind: api.SpecConflict}) {
@@ -115,7 +115,7 @@ func TestSessionsOverTheSocket(t *testing.T) {
 	if err := f.client.EndAppSession(ctx, "web", one.Session); err != nil {
 		t.Fatal(err)
 	}
-	status, p := f.problem(t, "GET", "/apps/web/", api.HeaderSession+": "+one.Session)
+	status, p := f.problem(t, "/apps/web/", api.HeaderSession+": "+one.Session)
 	if status != http.StatusGone || p.Kind != api.SessionLost || p.Hint == "" {
 		t.Errorf("after its end = %d %+v", status, p)
 	}
@@ -123,7 +123,7 @@ func TestSessionsOverTheSocket(t *testing.T) {
 	if a.StatusCode != http.StatusGone || !strings.Contains(a.Header.Get("Set-Cookie"), "Max-Age=0") {
 		t.Errorf("a cookie of a lost session = %d %v, want it taken back", a.StatusCode, a.Header)
 	}
-	if status, p := f.problem(t, "GET", "/apps/web/", api.HeaderSession+": a b"); status != 400 || p.Kind != api.BadRequest {
+	if status, p := f.problem(t, "/apps/web/", api.HeaderSession+": a b"); status != 400 || p.Kind != api.BadRequest {
 		t.Errorf("a malformed session = %d %+v", status, p)
 	}
 }

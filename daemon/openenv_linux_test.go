@@ -149,7 +149,7 @@ func TestOpenEnvStepsSimulatorsAndApps(t *testing.T) {
 		t.Errorf("tools of an app = %+v", r)
 	}
 	for _, view := range []string{"worlds/none", "apps/none", "simulators/none", "dances/x"} {
-		if status, p := f.problem(t, "GET", "/openenv/"+view+"/health"); status != http.StatusNotFound {
+		if status, p := f.problem(t, "/openenv/"+view+"/health"); status != http.StatusNotFound {
 			t.Errorf("%s = %d %+v", view, status, p)
 		}
 	}
