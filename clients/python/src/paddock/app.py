@@ -94,9 +94,11 @@ class Session:
 
     def _once(self, method: str, path: str, body: bytes, head: Mapping[str, str]) -> Answer:
         assert self._connection is not None
-        self._connection.request(method, self.app.url.rstrip("/") + path, body=body or None, headers=dict(head))
+        self._connection.request(
+            method, self.app.url.rstrip("/") + path, body=body or None, headers=dict(head)
+        )
         response = self._connection.getresponse()
-        return Answer(response.status, response.headers, response.read())
+        return Answer(response.status, dict(response.headers.items()), response.read())
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -118,7 +120,9 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -179,7 +183,14 @@ def deploy(
     The same app again changes nothing; another one of that name raises SpecConflict.
     """
     scale = {"min": replicas, **spec.pop("scale", {})}
-    body = {"name": name, "world": _plain(world), "port": port, "command": list(command), "scale": scale, **spec}
+    body = {
+        "name": name,
+        "world": _plain(world),
+        "port": port,
+        "command": list(command),
+        "scale": scale,
+        **spec,
+    }
     done(client._core.transport.json("POST", "/v1/apps", json_body=body))
     return App(client, name)
 
