@@ -386,6 +386,8 @@ func (e *simEnv) close(ctx context.Context) error {
 // maxPlainNumbers bounds the numbers of one array that are told as a list.
 const maxPlainNumbers = 1 << 22
 
+const maxPlainDims = 32
+
 // plainValue makes the arrays of a value lists, which any client can read.
 func plainValue(v any, frames []int64, raw []byte) (any, error) {
 	switch v := v.(type) {
@@ -433,8 +435,8 @@ func plainArray(dtype string, v map[string]any, frames []int64, raw []byte) (any
 		shape[i] = int(n)
 	}
 	size, number := numberOf(dtype)
-	if size == 0 || len(data)/size > maxPlainNumbers {
-		return nil, &api.Error{Kind: api.TooLarge, Detail: fmt.Sprintf("an array %s of %d bytes is not told as a list", dtype, len(data))}
+	if size == 0 || !fits(shape, size, len(data)) {
+		return nil, &api.Error{Kind: api.TooLarge, Detail: fmt.Sprintf("an array %.16s %.8v of %d bytes is not told as a list", dtype, shape, len(data))}
 	}
 	return nested(shape, func() any {
 		if len(data) < size {
@@ -444,6 +446,26 @@ func plainArray(dtype string, v map[string]any, frames []int64, raw []byte) (any
 		data = data[size:]
 		return n
 	}), nil
+}
+
+// fits says whether an array's shape is that of its bytes, and has no more places than are
+// told. Only observations were held against their space; what else a program says is hostile.
+func fits(shape []int, size, have int) bool {
+	if len(shape) > maxPlainDims {
+		return false
+	}
+	places, numbers := 1, 1
+	for _, d := range shape {
+		if d < 0 || d > maxPlainNumbers {
+			return false
+		}
+		places *= max(d, 1)
+		numbers *= d
+		if places > maxPlainNumbers {
+			return false
+		}
+	}
+	return numbers*size == have
 }
 
 func nested(shape []int, next func() any) any {

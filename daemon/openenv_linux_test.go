@@ -213,3 +213,33 @@ func TestTheAppsPortKnowsItsClients(t *testing.T) {
 		t.Errorf("uid 4321, whom the socket does not let in, got %s", got)
 	}
 }
+
+func TestArraysBecomeListsOrAreRefused(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		`{"$array":"<f8","shape":[2],"b64":"AAAAAAAA8D8AAAAAAADwfw=="}`: "[1,null]", `{"a":[{"$array":"|u1","shape":[2,2],"frame":0}]}`: `{"a":[[[1,2],[3,4]]]}`,
+		`{"$array":"<i2","shape":[],"b64":"//8="}`: "-1", `{"$array":"|b1","shape":[0,3],"b64":""}`: "[]", `7`: "7",
+	} {
+		var v any
+		if err := json.Unmarshal([]byte(text), &v); err != nil {
+			t.Fatal(err)
+		}
+		got, err := plainValue(v, []int64{4}, []byte{1, 2, 3, 4})
+		if raw, _ := json.Marshal(got); err != nil || string(raw) != want {
+			t.Errorf("%s = %s, %v; want %s", text, raw, err, want)
+		}
+	}
+	for _, text := range []string{
+		`{"$array":"<f8","shape":[1099511627776],"b64":""}`, `{"$array":"<f8","shape":[1099511627776,0],"b64":""}`, `{"$array":"<f8","shape":[4000000,0,4000000],"b64":""}`,
+		`{"$array":"<f8","shape":[-1],"b64":""}`, `{"$array":"<f8","shape":[2],"b64":"AA=="}`, `{"$array":"<f8","shape":[1],"frame":7}`, `{"$array":"x","shape":[]}`,
+		`{"$array":"<f8","shape":["a"],"b64":"AA=="}`, `{"$array":"|u1","shape":[1],"b64":"!"}`,
+	} {
+		var v any
+		if err := json.Unmarshal([]byte(text), &v); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := plainValue(v, []int64{4}, []byte{1, 2, 3, 4}); err == nil {
+			t.Errorf("%s = %v, want an error", text, got)
+		}
+	}
+}
