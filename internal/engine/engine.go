@@ -191,6 +191,45 @@ func (e *Engine) Start(ctx context.Context, c Container) (string, error) {
 	return id, nil
 }
 
+// RunOutput runs a container to its end, removes it, and returns its exit code and what it
+// wrote, standard output and standard error in one. More than a mebibyte is an error.
+func (e *Engine) RunOutput(ctx context.Context, c Container) (exit int, said string, err error) {
+	id, err := e.create(ctx, c)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { err = errors.Join(err, e.Remove(ctx, id)) }()
+	done, failed := e.c.ContainerWait(ctx, id, container.WaitConditionNextExit) // see Run
+	if err := e.c.ContainerStart(ctx, id, container.StartOptions{}); err != nil {
+		return 0, "", fmt.Errorf("start container: %w", err)
+	}
+	select {
+	case err := <-failed:
+		return 0, "", fmt.Errorf("wait for container: %w", err)
+	case end := <-done:
+		exit = int(end.StatusCode)
+	}
+	stream, err := e.c.ContainerLogs(ctx, id, container.LogsOptions{ShowStdout: true, ShowStderr: true})
+	if err != nil {
+		return exit, "", fmt.Errorf("read logs: %w", err)
+	}
+	defer func() { _ = stream.Close() }()
+	said, err = readOutput(stream)
+	return exit, said, err
+}
+
+// readOutput reads both streams of a command.
+func readOutput(stream io.Reader) (string, error) {
+	const most = 1 << 20
+	var out bytes.Buffer
+	limited := &io.LimitedReader{R: stream, N: most}
+	_, err := stdcopy.StdCopy(&out, &out, limited)
+	if limited.N == 0 {
+		return "", fmt.Errorf("the command wrote more than %d bytes", most)
+	}
+	return out.String(), err
+}
+
 // Exec runs a command in a running container, from create to its exit code.
 func (e *Engine) Exec(ctx context.Context, id string, argv []string) (exit int, err error) {
 	return e.exec(ctx, id, argv, func(stream io.Reader) error {
@@ -202,17 +241,11 @@ func (e *Engine) Exec(ctx context.Context, id string, argv []string) (exit int, 
 // ExecOutput is Exec with what the command wrote, standard output and standard error in
 // one. More than a mebibyte is an error.
 func (e *Engine) ExecOutput(ctx context.Context, id string, argv []string) (exit int, said string, err error) {
-	var out bytes.Buffer
-	exit, err = e.exec(ctx, id, argv, func(stream io.Reader) error {
-		const most = 1 << 20
-		limited := &io.LimitedReader{R: stream, N: most}
-		_, err := stdcopy.StdCopy(&out, &out, limited)
-		if limited.N == 0 {
-			return fmt.Errorf("%q wrote more than %d bytes", argv, most)
-		}
+	exit, err = e.exec(ctx, id, argv, func(stream io.Reader) (err error) {
+		said, err = readOutput(stream)
 		return err
 	})
-	return exit, out.String(), err
+	return exit, said, err
 }
 
 func (e *Engine) exec(ctx context.Context, id string, argv []string, read func(io.Reader) error) (exit int, err error) {
