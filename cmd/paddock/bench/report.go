@@ -103,6 +103,7 @@ var quoted = []struct {
 	{"exec_http_vs_host", "exec", "host_exec", "the same command, over HTTP, against fork+exec on the host (1 is the floor)", median},
 	{"fork_2g_vs_10m", "create_2g", "create_10m", "start on a 2 GB world against a 10 MB world, 10th percentiles (1 is ideal)", quick},
 	{"trace_vs_docker", "docker_trace8", "trace8", "a coding trace of 30 calls, finish and score, 8 at a time: times the episodes per core-hour of docker run and docker exec (wall time, all CPUs being held)", median},
+	{"humaneval_vs_docker", "docker_humaneval", "humaneval", "HumanEval solutions scored, 8 at a time: times faster than each in a container of its own by docker run", median},
 	{"trace_vs_bare", "trace8", "bare_trace8", "the same trace: CPU time over that of the same commands bare on the host (1 is the floor)", cpuTime},
 }
 

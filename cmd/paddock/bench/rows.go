@@ -13,16 +13,17 @@ type Rows map[string]bool
 
 // The names of Rows, in the order in which they are measured.
 const (
-	RowRounds  = "rounds"
-	RowIdle    = "idle"
-	RowCapture = "capture"
-	RowLive    = "live"
-	RowBurst   = "burst"
-	RowTrace   = "trace"
+	RowRounds    = "rounds"
+	RowIdle      = "idle"
+	RowCapture   = "capture"
+	RowLive      = "live"
+	RowBurst     = "burst"
+	RowTrace     = "trace"
+	RowHumanEval = "humaneval"
 )
 
 var (
-	rowNames = []string{RowRounds, RowIdle, RowCapture, RowLive, RowBurst, RowTrace}
+	rowNames = []string{RowRounds, RowIdle, RowCapture, RowLive, RowBurst, RowTrace, RowHumanEval}
 	// quickRows take less than a minute together.
 	quickRows = []string{RowRounds, RowIdle, RowCapture}
 )
@@ -50,7 +51,7 @@ func PickRows(names []string, quick bool) (Rows, error) {
 }
 
 // Heavy says whether these rows need the daemon for whole tasks.
-func (r Rows) Heavy() bool { return r[RowTrace] }
+func (r Rows) Heavy() bool { return r[RowTrace] || r[RowHumanEval] }
 
 // step measures one row outside of the rounds.
 type step struct {

@@ -158,12 +158,9 @@ func (t *trace) prepare(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	var log bytes.Buffer
-	built, err := t.Heavy.BuildDockerfile(ctx, api.Recipe{Dockerfile: &api.Dockerfile{Text: string(text)}, Name: "bench-trace"}, files, &log)
-	if err != nil {
-		return fmt.Errorf("build the trace's world: %w: %.2000s", err, log.String())
+	if t.world, err = t.buildOn(ctx, "bench-trace", string(text), files); err != nil {
+		return err
 	}
-	t.world = built.World.ID
 	t.grader, err = t.Heavy.PutGrader(ctx, api.GraderSpec{
 		Files:   map[string]api.GraderFile{"test_hidden.py": {Bytes: t.hidden}},
 		Command: []string{"/bin/sh", "-c", "cd /repo && exec " + traceScore + "/grader/test_hidden.py"}, Verdict: "exit_code",
@@ -214,10 +211,28 @@ func (t *trace) episode(ctx context.Context, _ int) error {
 	if err != nil {
 		return err
 	}
-	if last := ep.Last(); last.Reward == nil || *last.Reward != 1 || last.Capture == nil || last.Capture.Changes == 0 {
-		return fmt.Errorf("the trace ended with reward %v, capture %+v, scores %+v; want reward 1 and a capture", last.Reward, last.Capture, last.Scores)
+	last := ep.Last()
+	if last.Capture == nil || last.Capture.Changes == 0 {
+		return fmt.Errorf("the trace ended with capture %+v, want changes", last.Capture)
+	}
+	if reward, err := scoredAnew(last.Reward, last.Scores); err != nil || reward != 1 {
+		return errors.Join(err, fmt.Errorf("the trace ended with reward %v, scores %+v; want 1", reward, last.Scores))
 	}
 	return t.Heavy.Delete(ctx, key(id))
+}
+
+// scoredAnew is an episode's reward. A score that is null, or that was computed for another
+// episode before, is an error: it is not what is measured.
+func scoredAnew(reward *float64, scores []api.Score) (float64, error) {
+	for _, s := range scores {
+		if slices.Contains(s.Flags, "cached") {
+			return 0, fmt.Errorf("a score from the cache: %+v", s)
+		}
+	}
+	if reward == nil || len(scores) == 0 {
+		return 0, fmt.Errorf("no reward: %+v", scores)
+	}
+	return *reward, nil
 }
 
 // container plays the trace with Docker.

@@ -158,7 +158,7 @@ func TestUsageOfACgroup(t *testing.T) {
 func TestTurnsMeasureBatchesAfterOneThatDoesNotCount(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bench{report: Report{Rows: map[string]Row{}}}
+		b := &bench{Config: Config{Progress: func(string, int, int) {}}, report: Report{Rows: map[string]Row{}}}
 		var spent time.Duration
 		err := b.turns(t.Context(), []arm{{
 			name: "a",
@@ -182,7 +182,7 @@ func TestTurnsMeasureBatchesAfterOneThatDoesNotCount(t *testing.T) {
 func TestTurnsQuoteNothingOfAnArmWithAWrongAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bench{report: Report{Rows: map[string]Row{}}}
+		b := &bench{Config: Config{Progress: func(string, int, int) {}}, report: Report{Rows: map[string]Row{}}}
 		wrong := errors.New("wrong answer")
 		err := b.turns(t.Context(), []arm{{name: "fast", one: func(context.Context, int) error { return wrong }}}, 1, 8)
 		if !errors.Is(err, wrong) || len(b.report.Rows) != 0 {

@@ -14,7 +14,9 @@ import (
 // arm is one of several that do the same work, some at a time.
 type arm struct {
 	name, what string
-	one        func(ctx context.Context, i int) error
+	// one does the work of one; all, in its place, that of a whole batch.
+	one func(ctx context.Context, i int) error
+	all func(ctx context.Context, n int) error
 	// before and after surround a batch and are not measured.
 	before, after func(ctx context.Context, n int) error
 	// cpu is the time that counts as the arm's; nil is not told.
@@ -26,7 +28,8 @@ type arm struct {
 func (b *bench) turns(ctx context.Context, arms []arm, rounds, n int) error {
 	wall, cpu := map[string]timing.Sample{}, map[string]timing.Sample{}
 	for round := range rounds + 1 {
-		for _, a := range arms {
+		for i, a := range arms {
+			b.Progress(a.name, round*len(arms)+i, (rounds+1)*len(arms))
 			size := n
 			if round == 0 {
 				size = 2
@@ -77,7 +80,11 @@ func (a arm) batch(ctx context.Context, n int) (wall, cpu time.Duration, err err
 		return 0, 0, err
 	}
 	began := time.Now()
-	err = inParallel(ways, n, func(i int) error { return a.one(ctx, i) })
+	if a.all != nil {
+		err = a.all(ctx, n)
+	} else {
+		err = inParallel(ways, n, func(i int) error { return a.one(ctx, i) })
+	}
 	wall = time.Since(began)
 	if err := errors.Join(err, settle(ctx)); err != nil {
 		return 0, 0, err
