@@ -92,7 +92,7 @@ func startAccounted(ctx context.Context, dir string) (*accounted, error) {
 		flags = []string{"--cgroup-parent", a.account.CgroupParent()}
 	}
 	if a.ownDaemon, err = startOwnDaemonBy(ctx, by, dir, flags...); err != nil {
-		return nil, errors.Join(err, a.close())
+		return nil, errors.Join(err, a.close(ctx))
 	}
 	return a, nil
 }
@@ -106,14 +106,14 @@ func (a *accounted) cpu() func() (time.Duration, error) {
 }
 
 func (a *accounted) stop(ctx context.Context) error {
-	return errors.Join(a.ownDaemon.stop(ctx), a.close())
+	return errors.Join(a.ownDaemon.stop(ctx), a.close(ctx))
 }
 
-func (a *accounted) close() error {
+func (a *accounted) close(ctx context.Context) error {
 	if a.account == nil {
 		return nil
 	}
-	return a.account.Close()
+	return a.account.Close(ctx)
 }
 
 // measure runs the bench with a launcher of its own beside the daemons, for what the

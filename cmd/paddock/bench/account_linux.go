@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/containerd/cgroups/v3"
+	"golang.org/x/sys/unix"
 )
 
 // ErrNoAccount says that this host has no cgroup2 hierarchy.
@@ -66,11 +68,18 @@ func usage(text string) (time.Duration, error) {
 	return 0, fmt.Errorf("no usage_usec in %q", text)
 }
 
-// Close removes the cgroup, once the daemon has ended.
-func (a *Account) Close() error {
+// Close removes the cgroup, once the daemon has ended. What the daemon killed in its last
+// moment may take a while to be gone.
+func (a *Account) Close(ctx context.Context) error {
 	dir := filepath.Join(a.root, a.name)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
 	for _, d := range []string{filepath.Join(dir, "daemon"), dir} {
-		if err := os.Remove(d); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		err := os.Remove(d)
+		for errors.Is(err, unix.EBUSY) && pause(ctx, 10*time.Millisecond) == nil {
+			err = os.Remove(d)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
