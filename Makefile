@@ -76,6 +76,12 @@ test-v2-attacks: build ## the whole attack suite on kernel 6.1 with cgroup v2, u
 	@$(SETUP) v2
 	@V2_TIMEOUT=2400 V2_PACKAGE_TIMEOUT=35m $(TMPFS) scripts/test-v2.sh './daemon/attacks ^TestDocumentsNameTestsThatAreThere$$'
 
+.PHONY: test-gvisor
+test-gvisor: build ## gVisor: build runsc once, then the launchers' suite and the demo under it
+	@$(SETUP) test
+	@runsc=$$(scripts/gvisor.sh) && PATH=$$PATH:$$(dirname "$$runsc") $(TMPFS) $(GO) test -count=1 -tags gvisor -run Runsc ./sandbox/oci && \
+		bin/paddock demo --launcher oci --runtime runsc --runtime-path "$$runsc"
+
 .PHONY: test-all
 test-all: ## all that test does, the race detector on every package, all attacks on cgroup v2, a hostile batch, lint, the examples, and a fuzz of every target
 	@$(MAKE) test RACE=./...

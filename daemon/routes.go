@@ -199,7 +199,7 @@ func simulatorRoutes() []route {
 	missing := may(api.NotFound)
 	return []route{
 		typed("POST", "/v1/simulators", "openSimulator", "Make sure that a kind of environment works, and keep sandboxes ready for it", (*Server).openSimulator,
-			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownUser, api.RefusedByPolicy, api.PrepareFailed, api.OverCapacity, api.Corrupt, api.WorldUnhealthy)),
+			may(api.UnknownWorld, api.UnknownPolicy, api.UnknownUser, api.RefusedByPolicy, api.PrepareFailed, api.OverCapacity, api.Corrupt, api.WorldUnhealthy, api.Unsupported)),
 		typed("GET", simPath, "getSimulator", "An open simulator", (*Server).getSimulator, draining, missing, may(api.UnknownWorld, api.UnknownPolicy)),
 		raw("GET", simPath+"/envs", "openEnvs", "Upgrade the connection to lines that make, reset and step environments (docs/simulators.md); they end with it", (*Server).openEnvs,
 			missing, may(api.UnknownGrader, api.Fenced, api.SpecConflict, api.AttemptsExhausted, api.OverCapacity, api.EpisodeEnded, api.Superseded,

@@ -11,6 +11,8 @@
 //	guest -> launcher  READY | FAILED errno           once
 //	daemon   -> guest  EXEC id                        any number, also at once
 //	guest -> daemon    STARTED id pid + pty | FAILED id step errno   where a pty is asked for
+//	daemon   -> guest  SWEEP id kill                  what is left of a program's session
+//	guest -> daemon    SWEPT id found
 //	guest -> daemon    EXITED id status | FAILED id step errno       the program's end, or
 //	                   why it did not start
 //
@@ -60,6 +62,8 @@ const (
 	Exited
 	Clone
 	Ahead
+	Sweep
+	Swept
 )
 
 // Flags of SETUP and EXEC.
@@ -230,6 +234,17 @@ func (x *ExecFrame) Encode() (short, large []byte) {
 	return *head, (*e)[4:]
 }
 
+// SweepFrame asks what is left in the session of a program, and has it killed.
+func SweepFrame(id uint32, kill bool) []byte {
+	e := frame(Sweep, id)
+	if kill {
+		e.u32(1)
+	} else {
+		e.u32(0)
+	}
+	return *e
+}
+
 // Reply is a frame from the guest.
 type Reply struct {
 	Type Type
@@ -241,6 +256,8 @@ type Reply struct {
 	Errno int32
 	// Status is as wait(2) gives it (Exited).
 	Status int32
+	// Found is how many processes there are of the session of a program (Swept).
+	Found int32
 }
 
 // Decode reads a frame of the guest. Every error means that the guest broke the protocol.
@@ -250,7 +267,7 @@ func Decode(b []byte) (Reply, error) {
 	}
 	word := func(i int) int32 { return int32(binary.LittleEndian.Uint32(b[8+4*i:])) }
 	r := Reply{Type: Type(binary.LittleEndian.Uint32(b)), ID: binary.LittleEndian.Uint32(b[4:])}
-	want := map[Type]int{Ready: 0, Started: 1, Failed: 2, Exited: 1}
+	want := map[Type]int{Ready: 0, Started: 1, Failed: 2, Exited: 1, Swept: 1}
 	n, known := want[r.Type]
 	if !known || len(b) != 8+4*n {
 		return Reply{}, fmt.Errorf("guest frame of type %d with %d bytes", r.Type, len(b))
@@ -262,7 +279,9 @@ func Decode(b []byte) (Reply, error) {
 		r.Step, r.Errno = Step(word(0)), word(1)
 	case Exited:
 		r.Status = word(0)
-	case Ready, Setup, Exec, Clone, Ahead: // nothing beside the header
+	case Swept:
+		r.Found = word(0)
+	case Ready, Setup, Exec, Clone, Ahead, Sweep: // nothing beside the header
 	}
 	return r, nil
 }

@@ -35,8 +35,10 @@ func FuzzDecode(f *testing.F) {
 			again.u32(uint32(r.Errno))
 		case Exited:
 			again.u32(uint32(r.Status))
+		case Swept:
+			again.u32(uint32(r.Found))
 		case Ready:
-		case Setup, Exec, Clone, Ahead:
+		case Setup, Exec, Clone, Ahead, Sweep:
 			t.Errorf("Decode took a frame that only the daemon sends: %+v", r)
 		}
 		if !bytes.Equal(*again, b) {

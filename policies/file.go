@@ -25,6 +25,8 @@ type file struct {
 	Name        string   `json:"name"`
 	Description string   `json:"description"`
 	User        fileUser `json:"user"`
+	// Runtime, when set, is the one that a launcher must start sandboxes by.
+	Runtime string `json:"runtime,omitempty"`
 	// RefuseRoot refuses to run anything as uid 0.
 	RefuseRoot   bool     `json:"refuse_root"`
 	Capabilities []string `json:"capabilities"`
@@ -199,7 +201,9 @@ var (
 	nameForm     = regexp.MustCompile(`^[a-z][a-z0-9-]{0,31}$`)
 	capForm      = regexp.MustCompile(`^CAP_[A-Z_]{3,30}$`)
 	variableForm = regexp.MustCompile(`^[A-Z][A-Z0-9_]{0,63}$`)
-	rlimitNames  = []string{"core", "memlock", "msgqueue", "nofile", "stack"}
+	// runtimes are what a policy may insist on.
+	runtimes    = []string{"crun", "runc", "runsc"}
+	rlimitNames = []string{"core", "memlock", "msgqueue", "nofile", "stack"}
 	// Capabilities that reach beyond the sandbox's own files and processes, or that make
 	// the kernel's rarely used parts reachable. No policy may give them.
 	forbiddenCaps = []string{
@@ -222,6 +226,8 @@ func (f *file) check() error {
 		return fmt.Errorf("name %q: want lower case letters, digits and dashes", f.Name)
 	case f.Description == "":
 		return errors.New("description is empty")
+	case f.Runtime != "" && !slices.Contains(runtimes, f.Runtime):
+		return fmt.Errorf("runtime %q: want one of %s", f.Runtime, strings.Join(runtimes, ", "))
 	case f.Network != "none" && f.Network != "allow-list":
 		return fmt.Errorf("network %q: want \"none\" or \"allow-list\"", f.Network)
 	case (f.Network == "allow-list") != (f.Egress != nil):

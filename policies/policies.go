@@ -209,6 +209,10 @@ func (p *Policy) Hash() string { return p.hash }
 // Data is the policy's file, in JSON, for people to read.
 func (p *Policy) Data() json.RawMessage { return bytes.Clone(p.data) }
 
+// Runtime is the runtime that sandboxes of this policy must be started by, such as runsc; ""
+// is any launcher.
+func (p *Policy) Runtime() string { return p.file.Runtime }
+
 // Network is the network that a sandbox has: "none", or "allow-list", which Egress describes.
 func (p *Policy) Network() string { return p.file.Network }
 

@@ -43,7 +43,7 @@ func TestLoadWorksOnThisHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := s.Names(), []string{"build", "default", "networked-allowlist", "strict"}; !slices.Equal(got, want) {
+	if got, want := s.Names(), []string{"build", "default", "gvisor", "networked-allowlist", "strict"}; !slices.Equal(got, want) {
 		t.Errorf("Names() = %v, want %v", got, want)
 	}
 }
@@ -55,7 +55,7 @@ func TestUnknownPolicyNamesTheKnownOnes(t *testing.T) {
 	if !errors.As(err, &unknown) || unknown.Name != "none" {
 		t.Fatalf("Get() = %v, want an *UnknownError for none", err)
 	}
-	if got, want := err.Error(), `unknown policy "none"; there are: build, default, networked-allowlist, strict`; got != want {
+	if got, want := err.Error(), `unknown policy "none"; there are: build, default, gvisor, networked-allowlist, strict`; got != want {
 		t.Errorf("Error() = %q, want %q", got, want)
 	}
 }

@@ -36,6 +36,9 @@ func (p *Policy) whoWords() []string {
 	} else {
 		lines = append(lines, "User 0 is root of the sandbox's own user namespace: outside it is a number that owns nothing.")
 	}
+	if p.file.Runtime != "" {
+		lines = append(lines, "Sandboxes are started by "+p.file.Runtime+" alone: a daemon that has another launcher refuses this policy.")
+	}
 	if len(p.file.Capabilities) == 0 {
 		return append(lines, "There are no capabilities, and no program brings any: set-id bits and file capabilities do nothing.")
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -92,9 +93,9 @@ func (r *Runner) resolve(ctx context.Context, key Key, spec EpisodeSpec) (Plan, 
 	if name == "" {
 		name = DefaultPolicy
 	}
-	pol, err := r.cfg.Policies.Get(name)
+	pol, err := r.policy(name)
 	if err != nil {
-		return fail(&Error{Kind: KindUnknownPolicy, Field: "policy", Detail: err.Error()})
+		return fail(err)
 	}
 	world, err := r.resolveWorld(ctx, key.Owner, spec.World)
 	if err != nil {
@@ -114,6 +115,18 @@ func (r *Runner) resolve(ctx context.Context, key Key, spec EpisodeSpec) (Plan, 
 		return fail(err)
 	}
 	return plan, world, pol, run, nil
+}
+
+// policy is the policy of a name, if this daemon's launcher can hold it.
+func (r *Runner) policy(name string) (*policies.Policy, error) {
+	pol, err := r.cfg.Policies.Get(name)
+	if err != nil {
+		return nil, &Error{Kind: KindUnknownPolicy, Field: "policy", Detail: err.Error()}
+	}
+	if info := r.cfg.Launcher.Info(); pol.Runtime() != "" && !strings.HasPrefix(info.Runtime, pol.Runtime()+" ") {
+		return nil, info.Lacks("the policy " + name + ", which wants " + pol.Runtime())
+	}
+	return pol, nil
 }
 
 // placeLocked is the table of create; the key is locked. A non-nil wait asks to try

@@ -219,9 +219,9 @@ func shortNames(p string) bool {
 
 // graderPolicy is a grader's policy with its effective limits, or why it cannot be.
 func (r *Runner) graderPolicy(g *GraderSpec) (*policies.Policy, error) {
-	pol, err := r.cfg.Policies.Get(g.Policy)
+	pol, err := r.policy(g.Policy)
 	if err != nil {
-		return nil, &Error{Kind: KindUnknownPolicy, Field: "policy", Detail: err.Error()}
+		return nil, err
 	}
 	if _, err := graderLimits(pol, g, r.cfg.Host); err != nil {
 		return nil, err

@@ -136,9 +136,9 @@ func (r *Runner) Ground(ctx context.Context, spec GroundSpec) (*Ground, error) {
 	if name == "" {
 		name = DefaultPolicy
 	}
-	pol, err := r.cfg.Policies.Get(name)
+	pol, err := r.policy(name)
 	if err != nil {
-		return nil, &Error{Kind: KindUnknownPolicy, Field: "policy", Detail: err.Error()}
+		return nil, err
 	}
 	world, err := r.cfg.Worlds.World(ctx, spec.World)
 	if err != nil {

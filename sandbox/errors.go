@@ -13,7 +13,7 @@ var ErrGone = errors.New("the sandbox has ended")
 type UnsupportedError struct {
 	// Launcher is the launcher's name, Runtime the program behind it, if any.
 	Launcher, Runtime string
-	// Feature is dial, freeze, listen or pty.
+	// Feature is dial, freeze, listen, pty, or a policy that wants another runtime.
 	Feature string
 }
 

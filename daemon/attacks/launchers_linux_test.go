@@ -66,6 +66,11 @@ type difference struct {
 	why string
 	// want takes the place of what the case prints.
 	want string
+	// typed, when set, takes the place of the case's, and golden that of the probe's table.
+	typed  func(c call) bool
+	golden string
+	// ends: the case ends the sandbox, by the agent's own doing.
+	ends bool
 	// lines takes the place of lines of the probe.
 	lines map[string]string
 }
@@ -74,11 +79,34 @@ type difference struct {
 const masked = "a runtime masks a directory by an empty read-only tmpfs, a file by the null device, and makes a part of /proc read-only, " +
 	"each without nosuid and nodev; there is no program in any, and none would gain by a set-id bit"
 
+// gvisors is said of what is asked of gVisor's kernel and never reaches the host's.
+const gvisors = "gVisor's own kernel answers, and what it changes is its own"
+
 // differences are all of them, by launcher and case. A case that is not here finds the same
 // as under native. docs/launchers.md has them for people.
 var differences = map[string]map[string]difference{
 	string(oci.Runc): {"X-K24": {why: masked}},
 	string(oci.Crun): {"X-K24": {why: masked}},
+	string(oci.Runsc): {
+		"X-P01": {why: "threads of gVisor's own count as processes of the sandbox, so that a fork bomb ends all of it", ends: true},
+		"X-P02": {why: "to the host the sandbox is one process, which the OOM killer takes whole", want: "*", ends: true},
+		"X-P03": {why: "as X-P02", want: "*", ends: true},
+		"X-P12": {why: "gVisor lets root inside kill PID 1", want: "*", ends: true},
+		"X-P16": {why: "timers are gVisor's own memory, and end as X-P02", want: "*", ends: true},
+		"X-P07": {why: "what left its session is not found before the sandbox's end"},
+		"X-P13": {why: gvisors, want: "vm_readv EPERM\nvm_writev EPERM\nseize EPERM\nmem EACCES\ntask-mem EACCES\nsyscall ENOENT\nkcmp EPERM\nfds 0\nprlimit EPERM\nsetscheduler ok"},
+		"X-P14": {why: gvisors + "; PID 1's program is a sealed memory file", want: "*", typed: anyEnd},
+		"X-P17": {why: gvisors, want: "shm ok\nsem ok\nmsg ok\nmq ok\nkeyring EPERM"},
+		"X-P18": {why: gvisors, want: "nice ok\nfifo EINVAL\ndeadline EINVAL\nioprio EPERM\nmlock ENOMEM\nmlockall ENOMEM\nnofile EPERM\ncore EPERM\noom ok"},
+		"X-K01": {why: gvisors, golden: "testdata/probe.runsc.golden"},
+		"X-K03": {why: gvisors, want: "net ok\nmnt ok\nuser ok\npid ok\nipc ok\nuts ok\ncgroup ENOENT\nsetns EPERM\nbind EPERM"},
+		"X-K10": {why: gvisors, want: "char fd full fuse net null ptmx pts random shm stderr stdin stdout tty urandom zero\nmknod: /tmp/a: Operation not permitted\nmknod: /dev/a: Operation not permitted"},
+		"X-K11": {why: gvisors, want: "*"},
+		"X-K24": {why: gvisors},
+		"X-F04": {why: "FIFOs and unix sockets are gVisor's own, and in no capture"},
+		"X-F08": {why: "there are no attributes of files but user's", want: "opaque EOPNOTSUPP\nredirect EOPNOTSUPP\ncapability EOPNOTSUPP"},
+		"X-N03": {why: gvisors, want: "udp 224.0.0.1 ENETUNREACH\nudp 255.255.255.255 ENETUNREACH\nudp ff02::1 ENETUNREACH\ntcp fe80::1 ENETUNREACH\n1"},
+	},
 	"docker": {
 		"X-P13": {
 			why:  "user 0 is not PID 1's user, so that more is refused by the kernel's check of files before its check of processes",

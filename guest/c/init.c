@@ -7,6 +7,7 @@
 // launcher, whose children they are. Its few pages are cloned several times as fast as
 // those of a Go program, and what it clones needs no exec.
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -33,7 +34,7 @@
 #include <unistd.h>
 
 enum { SOCK = 3, MAX_FRAME = 64 << 10, MAX_FDS = 32, MAX_CALLS = 1024, MAX_LIST = 1 << 16 };
-enum { SETUP = 1, READY, EXEC, STARTED, FAILED, EXITED, CLONE, AHEAD };
+enum { SETUP = 1, READY, EXEC, STARTED, FAILED, EXITED, CLONE, AHEAD, SWEEP, SWEPT };
 enum { ROOT_RO = 1, WITH_PTS = 2, AS_IT_IS = 4 }; // SETUP
 enum { HAS_BIRTH = 1 };                           // CLONE
 enum { PTY = 1, HAS_FD3 = 2, IN_MEMFD = 4 };      // EXEC
@@ -529,6 +530,24 @@ static void answer_failed(uint32_t id, int step, int error) {
 	send_frame(FAILED, id, words, 2, -1);
 }
 
+// sessions are those of the latest programs. Where no cgroup tells what is left of one,
+// SWEEP asks by these, and has it killed.
+static struct { uint32_t id; pid_t sid; } sessions[MAX_CALLS];
+
+static int sweep(uint32_t id, int signal) {
+	pid_t sid = sessions[id % MAX_CALLS].id == id ? sessions[id % MAX_CALLS].sid : 0;
+	DIR *proc = sid ? opendir("/proc") : 0;
+	int found = 0;
+	for (struct dirent *e; proc && (e = readdir(proc));) {
+		pid_t pid = atoi(e->d_name);
+		if (pid > 1 && getsid(pid) == sid && kill(pid, signal) == 0)
+			found++;
+	}
+	if (proc)
+		closedir(proc);
+	return found;
+}
+
 static void start(struct program *p) {
 	int slot = 0, master = -1, tty = -1, std[4];
 	while (slot < MAX_CALLS && calls[slot].pid)
@@ -559,6 +578,8 @@ static void start(struct program *p) {
 		int32_t words[] = {pid};
 		calls[slot].pid = pid;
 		calls[slot].id = p->id;
+		sessions[p->id % MAX_CALLS].id = p->id;
+		sessions[p->id % MAX_CALLS].sid = pid;
 		if (p->tty)
 			send_frame(STARTED, p->id, words, 1, master);
 	}
@@ -774,6 +795,11 @@ static int serve_one(void) {
 		}
 		ready = 1;
 		send_frame(READY, 0, 0, 0, -1);
+		return 0;
+	}
+	if (h.type == SWEEP) {
+		int32_t found = sweep(h.id, u32(&c) ? SIGKILL : 0);
+		send_frame(SWEPT, h.id, &found, 1, -1);
 		return 0;
 	}
 	if (h.type != EXEC)

@@ -115,7 +115,9 @@ func (b *building) clone() error {
 }
 
 // pin gives the guest, and with it whatever it starts, the CPUs of its sandbox.
-func (b *building) pin() error {
+func (b *building) pin() error { return b.pinTo(b.pid) }
+
+func (b *building) pinTo(pid int) error {
 	if len(b.r.CPUs) == 0 {
 		return nil
 	}
@@ -123,7 +125,7 @@ func (b *building) pin() error {
 	for _, c := range b.r.CPUs {
 		set.Set(c)
 	}
-	return unix.SchedSetaffinity(b.pid, &set)
+	return unix.SchedSetaffinity(pid, &set)
 }
 
 // kill ends a guest whose sandbox did not come up.

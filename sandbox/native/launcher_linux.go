@@ -40,8 +40,6 @@ type launcher struct {
 
 	// starter makes PID 1 in another way than by clone; nil in a native launcher.
 	starter Starter
-	// guestPath is the guest's program as a file, for starters.
-	guestPath string
 }
 
 // launcherMain is the whole life of a launcher process. Descriptor 3 is the daemon's
@@ -93,6 +91,8 @@ type entry struct {
 	Variable string
 	// Config is the starter's, nil for a native launcher.
 	Config json.RawMessage `json:",omitempty"`
+	// Rebind is as in Origin.
+	Rebind []string `json:",omitempty"`
 }
 
 // enterPrivate gives the whole process a mount namespace of its own. Go's threads cannot

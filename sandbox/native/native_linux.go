@@ -65,6 +65,12 @@ type Origin struct {
 	Config   any
 	// Stage is an empty directory that mapped users can get to. It is the launcher's alone.
 	Stage string
+	// ReserveBytes and ReservePids are added to a sandbox's limits for a runtime that is in
+	// the sandbox's cgroups itself.
+	ReserveBytes, ReservePids int64
+	// Rebind are directories that are always mounted on themselves, for a runtime that would
+	// put something else there.
+	Rebind []string
 	// Powerless says that there is no user namespace: programs run as the users of the host
 	// that a map would make of theirs, and without any capability, which would be the host's.
 	Powerless bool
@@ -158,7 +164,7 @@ func (l *Launcher) configure() error {
 			return err
 		}
 		l.info = o.Info
-		l.entry.Stage, l.entry.Variable, l.entry.Config = o.Stage, o.Variable, config
+		l.entry.Stage, l.entry.Variable, l.entry.Config, l.entry.Rebind = o.Stage, o.Variable, config, o.Rebind
 		mode = 0o755
 		l.tree.findOthers()
 	}
@@ -404,7 +410,7 @@ func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a st
 	s := &Sandbox{
 		l: l, name: spec.Name, ids: spec.IDs, oci: spec.OCI,
 		root: a.files[0], upper: a.files[1], pidfd: a.files[2], pool: a.files[3], volume: upper, guest: c,
-		slots: &slots{tree: l.tree, name: spec.Name}, done: make(chan struct{}), calls: map[uint32]*process{},
+		slots: &slots{tree: l.tree, name: spec.Name, shared: !l.info.PerCall}, swept: make(chan guest.Reply, 1), done: make(chan struct{}), calls: map[uint32]*process{},
 		rlimits: rlimits(spec.OCI), listeners: listeners,
 	}
 	s.hog = &hog{tree: l.tree, name: spec.Name, leftovers: s.slots.populated}
@@ -509,7 +515,7 @@ func (l *Launcher) request(spec sandbox.Spec) (*request, []*os.File, error) {
 		r.Frame = f.Encode()
 		l.lastProc.Store(&f.Proc)
 	}
-	r.Limits = l.tree.limits(spec.Name, spec.OCI.Linux.Resources)
+	r.Limits = l.tree.limits(spec.Name, l.withReserve(spec.OCI.Linux.Resources))
 	r.Hostname, r.VisibleCPUs = spec.OCI.Hostname, visibleCPUs(spec.OCI)
 	l.mu.Lock()
 	l.nextID++
@@ -522,6 +528,24 @@ func (l *Launcher) request(spec sandbox.Spec) (*request, []*os.File, error) {
 	}
 	l.mu.Unlock()
 	return r, fds, nil
+}
+
+// withReserve adds what a sandbox's own runtime needs of its limits.
+func (l *Launcher) withReserve(r *specs.LinuxResources) *specs.LinuxResources {
+	o := l.cfg.Origin
+	if o == nil || o.ReserveBytes == 0 && o.ReservePids == 0 {
+		return r
+	}
+	more := *r
+	if r.Memory != nil && r.Memory.Limit != nil {
+		limit := *r.Memory.Limit + o.ReserveBytes
+		more.Memory = &specs.LinuxMemory{Limit: &limit}
+	}
+	if r.Pids != nil && r.Pids.Limit != nil {
+		limit := *r.Pids.Limit + o.ReservePids
+		more.Pids = &specs.LinuxPids{Limit: &limit}
+	}
+	return &more
 }
 
 // filter compiles a seccomp profile once. Specs of one policy share their profile, which

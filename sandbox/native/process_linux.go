@@ -213,6 +213,9 @@ func (p *process) launch(ctx context.Context, theirs []*os.File) (*sandbox.Start
 	id := s.nextCall
 	s.calls[id] = p
 	s.mu.Unlock()
+	if p.slot.sweep != nil {
+		p.slot.sweep = func(kill bool) int { return s.sweep(id, kill) }
+	}
 	frame := p.frame(id)
 	frame.Slot = p.slot.number()
 	short, large := frame.Encode()
@@ -357,7 +360,7 @@ func (p *process) take(r guest.Reply, files []*os.File) error {
 		}
 		p.status = unix.WaitStatus(uint32(r.Status))
 		p.once.Do(func() { close(p.ended) })
-	case guest.Setup, guest.Ready, guest.Exec, guest.Clone, guest.Ahead:
+	case guest.Swept, guest.Sweep, guest.Setup, guest.Ready, guest.Exec, guest.Clone, guest.Ahead:
 		return fmt.Errorf("guest frame of type %d for a call", r.Type)
 	}
 	return nil

@@ -53,6 +53,9 @@ type Sandbox struct {
 	// sandbox's own.
 	guestCgroup string
 
+	sweeping sync.Mutex // one question at a time
+	swept    chan guest.Reply
+
 	mu       sync.Mutex
 	nextCall uint32
 	calls    map[uint32]*process
@@ -110,6 +113,14 @@ func (s *Sandbox) listen() {
 }
 
 func (s *Sandbox) take(r guest.Reply, files []*os.File) error {
+	if r.Type == guest.Swept {
+		select {
+		case s.swept <- r:
+			return nil
+		default:
+			return errors.New("guest answered what it was not asked")
+		}
+	}
 	s.mu.Lock()
 	p, ok := s.calls[r.ID]
 	if ok && r.Type != guest.Started {
@@ -120,6 +131,29 @@ func (s *Sandbox) take(r guest.Reply, files []*os.File) error {
 		return fmt.Errorf("guest frame of type %d for call %d with %d descriptors", r.Type, r.ID, len(files))
 	}
 	return p.take(r, files)
+}
+
+// sweep has the guest count, and kill, what is left of a call's session.
+func (s *Sandbox) sweep(call uint32, kill bool) int {
+	s.sweeping.Lock()
+	defer s.sweeping.Unlock()
+	if s.guest.sendBytes(guest.SweepFrame(call, kill)) != nil {
+		return 0 // it is gone, and everything with it
+	}
+	patience := time.NewTimer(killPatience)
+	defer patience.Stop()
+	for {
+		select {
+		case r := <-s.swept:
+			if r.ID == call {
+				return int(r.Found)
+			}
+		case <-s.done:
+			return 0
+		case <-patience.C:
+			return 0
+		}
+	}
 }
 
 // exited turns the wait status of PID 1 into a fate. Nothing inside can kill PID 1 of a

@@ -18,6 +18,8 @@ import (
 type slots struct {
 	tree *tree
 	name string
+	// shared: the whole sandbox is in the first slot, whose counters are then every call's.
+	shared bool
 
 	mu   sync.Mutex
 	free []*slot
@@ -37,6 +39,8 @@ type slot struct {
 	pids0 int64
 
 	made bool
+	// sweep, where the slot is shared, asks the guest what is left of the call.
+	sweep func(kill bool) int
 	// handed: the guest has the tasks files.
 	handed bool
 	// quiet: the last call left nothing in it, and noted the counters at its end.
@@ -47,6 +51,12 @@ type slot struct {
 func (s *slots) acquire() (*slot, error) {
 	s.mu.Lock()
 	var sl *slot
+	if s.shared {
+		sl = newSlot(s.tree, s.name, 0)
+		sl.made, sl.handed, sl.sweep = true, true, func(bool) int { return 0 }
+		s.mu.Unlock()
+		return sl, sl.prepare()
+	}
 	for i, f := range s.free {
 		if f.quiet || f.population() == 0 {
 			sl = f
@@ -99,6 +109,9 @@ func newSlot(t *tree, name string, n int) *slot {
 
 // release gives a slot back; processes may still live in it.
 func (s *slots) release(sl *slot) {
+	if sl.sweep != nil {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.free = append(s.free, sl)
@@ -152,7 +165,7 @@ func (s *slot) rest(cpu time.Duration, ooms, pids int64) {
 
 // number is the slot's in the guest's protocol: 0 where the guest is to keep nothing.
 func (s *slot) number() uint32 {
-	if s.n >= guest.MaxSlots {
+	if s.n >= guest.MaxSlots || s.sweep != nil {
 		return 0
 	}
 	return uint32(s.n + 1)
@@ -221,7 +234,12 @@ func (s *slot) pidsHits() int64 {
 func (s *slot) procsDir() string { return s.tree.at("pids", s.path) }
 
 // population is the number of processes in the slot.
-func (s *slot) population() int { return len(strings.Fields(read(s.procsDir(), "cgroup.procs"))) }
+func (s *slot) population() int {
+	if s.sweep != nil {
+		return s.sweep(false)
+	}
+	return len(strings.Fields(read(s.procsDir(), "cgroup.procs")))
+}
 
 // killPatience bounds how long a kill waits for the kernel.
 const killPatience = 2 * time.Second
@@ -229,6 +247,9 @@ const killPatience = 2 * time.Second
 // kill ends every process of the slot and returns how many it found. Bounded: after the
 // deadline what still lives (a process stuck in the kernel) is left to the sandbox's end.
 func (s *slot) kill() int {
+	if s.sweep != nil {
+		return s.killSwept()
+	}
 	dir := s.procsDir()
 	found := s.population()
 	if found == 0 {
@@ -251,6 +272,19 @@ func (s *slot) kill() int {
 	return found
 }
 
+// killSwept is kill by the guest.
+func (s *slot) killSwept() int {
+	found := s.sweep(true)
+	deadline := time.Now().Add(killPatience)
+	for wait := time.Millisecond; found > 0 && time.Now().Before(deadline); wait = min(2*wait, 20*time.Millisecond) {
+		if s.sweep(true) == 0 {
+			break
+		}
+		<-time.After(wait)
+	}
+	return found
+}
+
 func closeAll(files []*os.File) {
 	for _, f := range files {
 		if f != nil {
@@ -262,6 +296,9 @@ func closeAll(files []*os.File) {
 // all are the slots that no call holds.
 // populated says whether an ended call left processes.
 func (s *slots) populated() bool {
+	if s.shared { // the sandbox itself is in it
+		return false
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, sl := range s.free {

@@ -45,8 +45,7 @@ type Container struct {
 	Root *os.File
 	// Parts are what is mounted into the root read-only, in this order: all are there.
 	Parts []Part
-	// Guest is the path of the guest's program, Program the same as a sealed memory file.
-	Guest   string
+	// Program is the guest's, a sealed memory file.
 	Program *os.File
 	// Dev is the path of a /dev like a native sandbox's.
 	Dev string
@@ -56,6 +55,9 @@ type Container struct {
 	// Unified is its directory in the cgroup2 hierarchy of a hybrid host, which runtimes do
 	// not use but pausing does; nil elsewhere.
 	Unified *os.File
+	// Inside calls run in the cgroups of the sandbox's first call, on a thread that is there,
+	// with the cgroup2 directory to start a process in: for a runtime that is the sandbox.
+	Inside func(run func(cgroup *os.File) error) error
 	// Socket is to be descriptor 3 of PID 1.
 	Socket *os.File
 }
@@ -228,7 +230,7 @@ func (b *building) startContainer() error {
 	defer b.detachContainer()
 	c := &Container{
 		Name: b.r.Name, IDs: b.r.IDs, OCI: b.r.OCI, Dir: b.l.place(b.r.ID), Root: b.root, Parts: parts,
-		Guest: b.l.guestPath, Program: b.l.guest, Dev: filepath.Join(b.l.sharedPlace(), "dev"), Parent: "/" + b.l.tree.parent + "/" + b.r.Name, Socket: b.guestEnd,
+		Program: b.l.guest, Dev: filepath.Join(b.l.sharedPlace(), "dev"), Parent: "/" + b.l.tree.parent + "/" + b.r.Name, Socket: b.guestEnd, Inside: b.inside,
 	}
 	if c.Cgroup = c.Parent; b.l.tree.v2 {
 		c.Cgroup += "/g"
@@ -257,6 +259,45 @@ func (b *building) startContainer() error {
 		}
 	}
 	return nil
+}
+
+// inside makes the first call's cgroups and runs in them.
+func (b *building) inside(run func(cgroup *os.File) error) error {
+	first := newSlot(b.l.tree, b.r.Name, 0)
+	if err := first.make(); err != nil {
+		return err
+	}
+	b.slot = true
+	t := b.l.tree
+	dirs := append(first.dirs(), t.at("cpu", b.r.Name))
+	unified := t.at("unified", b.r.Name)
+	if t.v2 {
+		dirs, unified = nil, first.dirs()[0]
+	}
+	var cgroup *os.File
+	if t.unified != "" {
+		var err error
+		if cgroup, err = os.OpenFile(unified, unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
+			return err
+		}
+		defer func() { _ = cgroup.Close() }()
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()             // and never unlocked: the thread ends with the goroutine
+		if err := b.pinTo(0); err != nil { // a runtime counts them
+			done <- err
+			return
+		}
+		for _, d := range dirs {
+			if err := write(d, "tasks", "0"); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- run(cgroup)
+	}()
+	return <-done
 }
 
 // cgroupOf is where a process is in the hierarchy of memory; "" when it is gone.
@@ -294,16 +335,20 @@ func (b *building) parts() ([]Part, error) {
 	}
 	at := func(part string) string { return filepath.Join(b.l.sharedPlace(), part) }
 	var parts []Part
-	for i, m := range b.r.OCI.Mounts {
-		if m.Type != "bind" || m.Source != m.Destination {
-			continue
+	writable := slices.Clone(b.l.entry.Rebind)
+	for _, m := range b.r.OCI.Mounts {
+		if m.Type == "bind" && m.Source == m.Destination {
+			writable = append(writable, m.Destination)
 		}
-		source, err := b.own(m.Destination, fmt.Sprintf("w%d", i))
+	}
+	slices.Sort(writable)
+	for i, dir := range slices.Compact(writable) {
+		source, err := b.own(dir, fmt.Sprintf("w%d", i))
 		if err != nil {
 			return nil, err
 		}
 		if source != "" {
-			parts = append(parts, Part{Source: source, Destination: m.Destination, Writable: true})
+			parts = append(parts, Part{Source: source, Destination: dir, Writable: true})
 		}
 	}
 	parts = append(parts, Part{Source: at(sys), Destination: "/sys"})
@@ -440,41 +485,19 @@ func (l *launcher) prepareStarter(newStarter func(json.RawMessage, Env) (Starter
 	if err := l.shared.attach(l.sharedPlace()); err != nil {
 		return err
 	}
-	if err := l.placeGuest(); err != nil {
+	// runsc wants it open for reading alone.
+	program, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", l.guest.Fd()))
+	if err != nil {
 		return err
 	}
-	var err error
+	_ = l.guest.Close()
+	l.guest = program
 	l.starter, err = newStarter(l.entry.Config, Env{l})
 	return err
 }
 
 // sharedPlace is where the templates are attached.
 func (l *launcher) sharedPlace() string { return l.stage + "/shared" }
-
-// placeGuest makes the guest's program a file, on a file system that nothing can write to.
-func (l *launcher) placeGuest() error {
-	program, err := guest.Binary()
-	if err != nil {
-		return err
-	}
-	fs, err := mount.Tmpfs(int64(len(program))+1<<16, 16, 0o755, mount.NoSUID|mount.NoDev)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = fs.Close() }()
-	if err := os.WriteFile(fmt.Sprintf("/proc/self/fd/%d/init", fs.Fd()), program, 0o555); err != nil { //nolint:gosec // a program for everyone
-		return err
-	}
-	if err := mount.SetAttrs(fs, mount.ReadOnly, nil); err != nil {
-		return err
-	}
-	at := l.stage + "/guest"
-	if err := os.Mkdir(at, 0o755); err != nil { //nolint:gosec // mapped users go through it
-		return err
-	}
-	l.guestPath = at + "/init"
-	return mount.Attach(fs, at)
-}
 
 // Enter runs work on a thread that is in a process's mount namespace, and ends with it.
 func Enter(pidfd *os.File, work func() error) error {

@@ -2,24 +2,25 @@ package oci
 
 import (
 	"slices"
+	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/paddock-run/paddock/sandbox/native"
 )
 
-// guestPath is where a container of runsc finds its PID 1: on its /dev, which is no part of
-// the world, so that nothing of it is in a capture. Others are given it as a descriptor, the
-// first after the socket, a sealed memory file that no path leads to.
-const (
-	guestPath = "/dev/init"
-	guestFD   = "/proc/self/fd/4"
-)
+// guestPath is PID 1's program: a sealed memory file that the runtime is given as the first
+// descriptor after the socket, and that no path of the world leads to. runsc takes the
+// descriptor by an option, and this is then a name only.
+const guestPath = "/proc/self/fd/4"
 
 // guestCaps are the capabilities that PID 1 has beside the policy's, to start programs as
 // other users and to give terminals to them. It drops them from the bounding set before
 // it starts any.
 var guestCaps = []string{"CAP_CHOWN", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID"}
+
+// killCap lets PID 1 end programs under runsc, whose processes no cgroup of the host ends.
+const killCap = "CAP_KILL"
 
 // guestScores tell the OOM killer whom to take first; they are PID 1's to write, whose user
 // the agent may be.
@@ -51,18 +52,17 @@ func config(c *native.Container, kind Kind) *specs.Spec {
 }
 
 func process(in *specs.Spec, kind Kind) *specs.Process {
-	program := guestFD
-	if kind == Runsc {
-		program = guestPath
-	}
 	caps := slices.Clone(guestCaps)
+	if kind == Runsc {
+		caps = append(caps, killCap)
+	}
 	if in.Process != nil && in.Process.Capabilities != nil {
 		caps = append(caps, in.Process.Capabilities.Bounding...)
 	}
 	slices.Sort(caps)
 	caps = slices.Compact(caps)
 	return &specs.Process{
-		Args: []string{program}, Env: []string{}, Cwd: "/",
+		Args: []string{guestPath}, Env: []string{}, Cwd: "/",
 		// No inheritable and no ambient ones, as in the policy.
 		Capabilities:    &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
 		NoNewPrivileges: true,
@@ -88,13 +88,9 @@ func mounts(c *native.Container, kind Kind) []specs.Mount {
 		}
 		all = append(all, m)
 	}
-	if kind == Runsc {
-		all = append(all, specs.Mount{
-			Destination: guestPath, Type: "bind", Source: c.Guest, Options: []string{"bind", "ro", "nosuid", "nodev"},
-		})
-	}
 	for _, p := range c.Parts {
-		if !p.Writable {
+		// runsc would make the file to mount on in the world's /proc, and has its own.
+		if !p.Writable && (kind != Runsc || !strings.HasPrefix(p.Destination, "/proc/")) {
 			all = append(all, bind(p, "ro", "noexec"))
 		}
 	}

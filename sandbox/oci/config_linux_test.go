@@ -32,7 +32,7 @@ func containerOf(t *testing.T, policy string) *native.Container {
 		t.Fatal(err)
 	}
 	return &native.Container{
-		Name: "x", IDs: sandbox.IDMap{HostID: 300000, Size: 65536}, OCI: oci, Dir: "/stage/1", Guest: "/stage/guest/init", Dev: "/stage/shared/dev",
+		Name: "x", IDs: sandbox.IDMap{HostID: 300000, Size: 65536}, OCI: oci, Dir: "/stage/1", Dev: "/stage/shared/dev",
 		Cgroup: "/paddock/x", Parent: "/paddock/x",
 		Parts: []native.Part{
 			{Source: "/stage/1/w0", Destination: "/tmp", Writable: true},

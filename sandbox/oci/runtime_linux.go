@@ -65,7 +65,12 @@ func (s *starter) Start(c *native.Container) (native.Started, error) {
 	}
 	pidFile := filepath.Join(c.Dir, "pid")
 	run := func() error { return s.env.Run(c.Unified, s.command(c, pidFile), c.Socket, c.Program) }
-	if s.kind == Crun && s.env.Hybrid() {
+	switch {
+	case s.kind == Runsc: // its processes are the sandbox
+		run = func() error {
+			return c.Inside(func(cgroup *os.File) error { return s.env.Run(cgroup, s.command(c, pidFile), c.Socket, c.Program) })
+		}
+	case s.kind == Crun && s.env.Hybrid():
 		run = withoutUnified(run)
 	}
 	if err := run(); err != nil {
@@ -88,7 +93,7 @@ func (s *starter) command(c *native.Container, pidFile string) []string {
 	argv := append([]string{s.path}, s.globals()...)
 	argv = append(argv, "run", "--detach", "--bundle", c.Dir, "--pid-file", pidFile)
 	if s.kind == Runsc {
-		argv = append(argv, "--pass-fd", "3:3")
+		argv = append(argv, "--pass-fd", "3:3", "--exec-fd", "4")
 	} else {
 		argv = append(argv, "--preserve-fds", "2")
 	}
