@@ -48,7 +48,8 @@ func (c *Client) BuildWorldFrom(ctx context.Context, recipe Recipe, tar io.Reade
 }
 
 // BuildDockerfile builds a world from a recipe with a Dockerfile. context, unless nil, is its
-// context as a tar, which the client sends; log is told what is built and what commands write.
+// context as a tar, which the client sends; log, unless nil, is told what is built and what
+// commands write.
 func (c *Client) BuildDockerfile(ctx context.Context, recipe Recipe, context io.Reader, log io.Writer) (Built, error) {
 	body, err := json.Marshal(recipe)
 	if err != nil {
@@ -147,7 +148,7 @@ func (c *Client) eventsLog(ctx context.Context, r call, progress func(Progress),
 			last = &e
 		case e.Progress != nil && progress != nil:
 			progress(*e.Progress)
-		case e.Log != "":
+		case e.Log != "" && log != nil:
 			_, err := io.WriteString(log, e.Log)
 			return err
 		}
