@@ -65,8 +65,9 @@ func (u *layerUnpacking) run(ctx context.Context) error {
 
 // unpack answers the digest of the tar's split, and whether it is no use.
 func (u *layerUnpacking) unpack(ctx context.Context, out io.Writer) (digest string, spoiled bool, err error) {
-	// Where the blob is the tar itself, its digest is the diffID, which is checked anyway.
-	blob, err := u.open(ctx, u.blob.Digest == u.diffID)
+	// Where the blob is the tar itself, its digest is the diffID, which is checked anyway; and
+	// one that nobody told has nothing to be held against.
+	blob, err := u.open(ctx, u.blob.Digest == "" || u.blob.Digest == u.diffID)
 	if err != nil {
 		return "", false, err
 	}
