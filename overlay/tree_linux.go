@@ -179,44 +179,79 @@ func (t *tree) linkHere(dir int, name, target string) error {
 }
 
 func (t *tree) file(dir int, name string, e *entry, body io.Reader, also io.Writer) error {
-	fd, err := unix.Openat(dir, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	// The bits that a new file may have already, which saves a change later.
+	fd, err := unix.Openat(dir, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, e.mode&0o777)
 	if err != nil {
 		return err
 	}
 	defer closeFD(fd)
-	if err := t.copy(fd, io.LimitReader(body, e.size), also, e.size); err != nil {
+	f := &filling{fd: fd}
+	if err := t.copy(f, body, also, e.size); err != nil {
 		return err
 	}
-	if err := t.attributes(fd, e); err != nil {
-		return err
-	}
-	return setTime(dir, name, e.mtime)
+	return t.finish(f, e)
 }
 
-// copy copies size bytes and leaves holes for zeros.
-func (t *tree) copy(fd int, body io.Reader, also io.Writer, size int64) error {
-	var off, end int64
-	for off < size {
-		n, err := io.ReadFull(body, t.buf[:min(int64(len(t.buf)), size-off)])
+// finish gives a file of which all bytes came its length and its attributes.
+func (t *tree) finish(f *filling, e *entry) error {
+	if err := f.extend(); err != nil {
+		return err
+	}
+	if err := t.attributes(f.fd, e); err != nil {
+		return err
+	}
+	return setFileTime(f.fd, e.mtime)
+}
+
+// copy copies size bytes.
+func (t *tree) copy(f *filling, body io.Reader, also io.Writer, size int64) error {
+	for f.off < size {
+		chunk, err := readChunk(body, t.buf, f.off, size)
 		if err != nil {
-			return fmt.Errorf("after %d of %d bytes: %w", off+int64(n), size, io.ErrUnexpectedEOF)
+			return err
 		}
-		chunk := t.buf[:n]
 		if _, err := also.Write(chunk); err != nil {
 			return err
 		}
-		if !zero(chunk) {
-			if err := pwrite(fd, chunk, off); err != nil {
-				return err
-			}
-			end = off + int64(n)
+		if err := f.put(chunk); err != nil {
+			return err
 		}
-		off += int64(n)
 	}
-	if end == size {
+	return nil
+}
+
+// readChunk reads what comes at off of a file of size bytes, as much as fits.
+func readChunk(body io.Reader, buf []byte, off, size int64) ([]byte, error) {
+	n, err := io.ReadFull(body, buf[:min(int64(len(buf)), size-off)])
+	if err != nil {
+		return nil, fmt.Errorf("after %d of %d bytes: %w", off+int64(n), size, io.ErrUnexpectedEOF)
+	}
+	return buf[:n], nil
+}
+
+// filling is a new file whose bytes are coming, with holes for zeros.
+type filling struct {
+	fd  int
+	off int64 // of the next byte
+	end int64 // of what was written
+}
+
+func (f *filling) put(chunk []byte) error {
+	at := f.off
+	f.off += int64(len(chunk))
+	if zero(chunk) {
+		return nil
+	}
+	f.end = f.off
+	return pwrite(f.fd, chunk, at)
+}
+
+// extend makes a hole at the end part of the file.
+func (f *filling) extend() error {
+	if f.end == f.off {
 		return nil // a truncation to the size it has costs a journal's transaction
 	}
-	return unix.Ftruncate(fd, size)
+	return unix.Ftruncate(f.fd, f.off)
 }
 
 func pwrite(fd int, p []byte, off int64) error {
@@ -269,12 +304,23 @@ func (t *tree) settleDir(dir int, name string, e *entry) error {
 	return t.attributes(fd, e)
 }
 
+// attributes changes what is not right already: a look is cheap, a change is a journal's
+// transaction.
 func (t *tree) attributes(fd int, e *entry) error {
-	if err := unix.Fchown(fd, int(e.uid+t.shift), int(e.gid+t.shift)); err != nil {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
 		return err
 	}
-	if err := unix.Fchmod(fd, e.mode); err != nil { // after chown, which clears setuid
-		return err
+	owned := st.Uid == e.uid+t.shift && st.Gid == e.gid+t.shift
+	if !owned {
+		if err := unix.Fchown(fd, int(e.uid+t.shift), int(e.gid+t.shift)); err != nil {
+			return err
+		}
+	}
+	if !owned || st.Mode&modeBits != e.mode { // after chown, which clears setuid
+		if err := unix.Fchmod(fd, e.mode); err != nil {
+			return err
+		}
 	}
 	for name, value := range e.xattrs {
 		err := unix.Fsetxattr(fd, name, value, 0)
@@ -439,6 +485,15 @@ func setTime(dir int, name string, at time.Time) error {
 		return err
 	}
 	return unix.UtimesNanoAt(dir, name, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+// setFileTime is setTime of an open file, with no name to look up.
+func setFileTime(fd int, at time.Time) error {
+	ts, err := unix.TimeToTimespec(at)
+	if err != nil {
+		return err
+	}
+	return unix.UtimesNanoAt(fd, "", []unix.Timespec{ts, ts}, unix.AT_EMPTY_PATH)
 }
 
 // layerSink writes a layer and its canonical tar in one go; without a tree it only hashes.

@@ -100,6 +100,21 @@ func TestLayersAreAppliedInOrder(t *testing.T) {
 			[][]header{{file("e", ""), file("z", strings.Repeat("\x00", 300000)+"end"), {Name: "p", Typeflag: tar.TypeFifo, Mode: 0o600}}},
 			"stat -c '%s %F' e z p", "0 regular empty file\n300003 regular file\n0 fifo\n",
 		},
+		"large files replaced and linked at once": {
+			[][]header{{
+				file("f", strings.Repeat("a", 1<<20)), file("f", strings.Repeat("b", 600000)), link("g", "f"),
+				file("f", strings.Repeat("c", 300001)),
+				{Name: "r", Linkname: "x", Mode: 0o444, Uid: 5},
+				{Name: "n", Mode: 0o1, Gid: 6},
+				{Name: "w", Mode: 0o666}, // more than a umask leaves
+			}},
+			"tr -d c <f | wc -c; tr -d b <g | wc -c; stat -c '%s %h %u %g %a' f g r n w",
+			"0\n0\n300001 1 0 0 644\n600000 1 0 0 644\n1 1 5 0 444\n0 1 0 6 1\n0 1 0 0 666\n",
+		},
+		"a directory that gives its group": {
+			[][]header{{{Name: "d", Typeflag: tar.TypeDir, Mode: 0o2775, Gid: 7}, file("d/f", "x"), {Name: "d/g", Gid: 7, Mode: 0o2750}}},
+			"stat -c '%g %a' d d/f d/g", "7 2775\n0 644\n7 2750\n",
+		},
 		"a device in /dev is left out": {
 			[][]header{{dir("dev"), {Name: "dev/null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}, file("f", "x")}}, "find dev", "dev\n",
 		},
