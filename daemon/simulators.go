@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	jsonv2 "github.com/go-json-experiment/json"
 
 	"github.com/paddock-run/paddock/api"
 	"github.com/paddock-run/paddock/runner"
@@ -138,9 +139,7 @@ func (c *envConn) serve(r *bufio.Reader) {
 			return
 		}
 		var req api.EnvRequest
-		d := json.NewDecoder(bytes.NewReader(text))
-		d.DisallowUnknownFields()
-		if err := d.Decode(&req); err != nil {
+		if err := jsonv2.Unmarshal(text, &req, jsonv2.RejectUnknownMembers(true)); err != nil {
 			c.refuse(req.Env, req.Op, &api.Error{Kind: api.BadRequest, Detail: "the line is no request: " + err.Error()})
 			continue
 		}

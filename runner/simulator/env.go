@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"sync"
 
+	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 
 	"github.com/paddock-run/paddock/runner"
@@ -269,6 +271,9 @@ func (e *Env) keeping(reply runner.Reply) runner.Keeping {
 	return runner.KeepAll
 }
 
+// lenient takes replies as encoding/json does, in half the time.
+var lenient = jsonv2.JoinOptions(jsonv2.MatchCaseInsensitiveNames(true), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+
 // read takes a reply apart. fault says that it is none that an environment may give.
 func (e *Env) read(op string, reply *runner.Reply) (res Result, fault *runner.CallError) {
 	if reply.Result.Error != nil {
@@ -283,7 +288,7 @@ func (e *Env) read(op string, reply *runner.Reply) (res Result, fault *runner.Ca
 		Error       *runner.CallError `json:"error"`
 		Frames      []int64           `json:"frames"`
 	}
-	if err := json.Unmarshal(reply.Frame.Line, &r); err != nil {
+	if err := jsonv2.Unmarshal(reply.Frame.Line, &r, lenient); err != nil {
 		return res, &runner.CallError{Kind: "bad_reply", Detail: fmt.Sprintf("%.256q: %v", reply.Frame.Line, err)}
 	}
 	if r.Error != nil {

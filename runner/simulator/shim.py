@@ -5,6 +5,7 @@ needs and nothing else. What the environment prints goes to standard error.
 """
 
 import base64
+import binascii
 import json
 import math
 import os
@@ -13,6 +14,8 @@ import sys
 import traceback
 
 RAW = 4096  # arrays from this many bytes on travel as raw frames
+
+dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def main():
@@ -39,6 +42,7 @@ class Server:
         import numpy
 
         self.np = numpy
+        self.kinds = {}  # little-endian types by those of arrays that were sent
         self.spaces = gymnasium.spaces
         self.env = gymnasium.make(name, disable_env_checker=True, **kwargs)
         self.action_space = self.env.action_space
@@ -101,9 +105,11 @@ class Server:
         body = self.value(value, frames)
         if frames:
             body["frames"] = [len(f) for f in frames]
-        return json.dumps(body, separators=(",", ":"), allow_nan=False), frames
+        return dumps(body), frames
 
     def value(self, v, frames):
+        if type(v) is self.np.ndarray:
+            return self.array(v, frames)
         if v is None or isinstance(v, (bool, str)):
             return v
         if isinstance(v, float):
@@ -122,13 +128,16 @@ class Server:
     def array(self, a, frames):
         if a.dtype.hasobject:
             return {"$repr": repr(a)[:256]}
-        head = {"$array": a.dtype.newbyteorder("<").str, "shape": list(a.shape)}
-        data = a.astype(head["$array"], copy=False).tobytes()
+        kind = self.kinds.get(a.dtype)
+        if kind is None:
+            kind = self.kinds[a.dtype] = a.dtype.newbyteorder("<")
+        head = {"$array": kind.str, "shape": list(a.shape)}
+        data = a.astype(kind, copy=False).tobytes()
         if len(data) >= RAW:
             head["frame"] = len(frames)
             frames.append(data)
         else:
-            head["b64"] = base64.b64encode(data).decode()
+            head["b64"] = binascii.b2a_base64(data, newline=False).decode()
         return head
 
     def decode(self, v, space):

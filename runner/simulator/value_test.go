@@ -75,8 +75,10 @@ func TestFramesMustCoverTheirBytes(t *testing.T) {
 
 func FuzzValues(f *testing.F) {
 	f.Add(`{"space":{"type":"Box","dtype":"<f4","shape":[2]}}`, `{"$array":"<f4","shape":[2],"frame":0}`, []byte("12345678"))
+	f.Add(`{"space":{"type":"Box","dtype":"<f4","shape":[2]}}`, `{"$array":"<f4","shape":[2],"b64":"AACAPwAAAEA="}`, []byte(nil))
+	f.Add(`{"space":{"type":"Box","dtype":"<f4","shape":[2]}}`, `{"$array":"<f4","shape":[2],"b64":"AADAfwAAAEA="}`, []byte(nil))
 	f.Add(`{"prefixItems":[{}],"space":{"type":"Tuple"}}`, `[1]`, []byte(nil))
-	f.Fuzz(func(_ *testing.T, schema, value string, raw []byte) {
+	f.Fuzz(func(t *testing.T, schema, value string, raw []byte) {
 		s, err := readSpace(json.RawMessage(schema))
 		if err != nil {
 			return
@@ -85,5 +87,12 @@ func FuzzValues(f *testing.F) {
 			_ = s.check(json.RawMessage(value), f, true, false)
 		}
 		_ = s.check(json.RawMessage(value), frames{}, false, false)
+		if s.kind != "array" || !json.Valid([]byte(value)) {
+			return
+		}
+		short, parsed := s.checkArray(json.RawMessage(value), frames{}, true, false), s.checkParsed(json.RawMessage(value), frames{}, true, false)
+		if (short == nil) != (parsed == nil) || (short != nil && *short != *parsed) {
+			t.Errorf("%s: %v, but parsed %v", value, short, parsed)
+		}
 	})
 }

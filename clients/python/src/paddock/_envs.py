@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import contextlib
 import http.client
 import json
@@ -22,6 +23,10 @@ from ._http import JSON, Explained, dumps, explain_connect, problem, segment, so
 from ._types import End, decode
 
 PROTOCOL = "paddock-envs/1"
+
+# One value of a text that starts with it: what json.loads does besides is not needed for
+# the daemon's own lines, of which there is one for each step of each environment.
+_parse = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,7 @@ class Envs:
             line = self._in.readline()
             if not line.endswith(b"\n"):
                 raise Unavailable("connection_lost", "the daemon closed the connection")
-            reply: dict[str, Any] = json.loads(line)
+            reply: dict[str, Any] = _parse(str(line, "utf-8"))[0]
             frames = [self._in.read(n) for n in reply.get("frames") or ()]
         return reply, frames
 
@@ -219,7 +224,7 @@ Encoder = Callable[[Any], str]
 
 def array_of(value: Mapping[str, Any], frames: list[bytes]) -> np.ndarray[Any, Any]:
     at = value.get("frame")
-    data = base64.b64decode(value["b64"]) if at is None else frames[at]
+    data = binascii.a2b_base64(value["b64"]) if at is None else frames[at]
     return np.frombuffer(bytearray(data), dtype=value["$array"]).reshape(value["shape"])
 
 
@@ -233,7 +238,7 @@ def anything(value: Any, frames: list[bytes]) -> Any:
             return float(value["$float"])
         if "$repr" in value:
             return value["$repr"]
-        return {k: anything(v, frames) for k, v in value.items()}
+        return {k: v if type(v) is float else anything(v, frames) for k, v in value.items()}
     if isinstance(value, list):
         return [anything(v, frames) for v in value]
     return value
@@ -284,13 +289,19 @@ def encode(value: Any) -> str:
 
 def encoder(space: spaces.Space[Any]) -> Encoder:
     if isinstance(space, spaces.Box):
-        dtype = space.dtype
+        dtype, shape = space.dtype, space.shape
+        kind = dtype.newbyteorder("<")
+        head = f'{{"$array":"{kind.str}","shape":{json.dumps(list(shape), separators=(",", ":"))},"b64":"'
 
         def box(value: Any) -> str:
             try:
-                return encode_array(np.asarray(value, dtype=dtype))
+                a = np.asarray(value, dtype=dtype)
             except (TypeError, ValueError):
                 return encode(value)
+            if a.shape != shape:
+                return encode_array(a)
+            data = binascii.b2a_base64(a.astype(kind, copy=False).tobytes(), newline=False)
+            return f'{head}{data.decode()}"}}'
 
         return box
     return encode
