@@ -68,6 +68,8 @@ want_v2() {
   want e2fsprogs has mkfs.ext4
   want xfsprogs has mkfs.xfs
   want util-linux has unshare
+  want runc has runc
+  want crun has crun
 }
 
 want_python() {

@@ -136,3 +136,67 @@ func ownedLayer(t *testing.T) []byte {
 	}
 	return out.Bytes()
 }
+
+// After kill -9 of the daemon the next start leaves nothing of it, whoever started its
+// sandboxes.
+func TestKilledDaemonLeavesNothingUnderAnyLauncher(t *testing.T) {
+	for name, flags := range launchersHere(t) {
+		h := newHost(t)
+		d := h.serve(t, flags...)
+		h.must(t, "world", "build", "--busybox", "--name", "busybox")
+		h.must(t, "episode", "create", "busybox", "--id", "e")
+		h.must(t, "episode", "call", "e", "--", "sh", "-c", "sleep 1000 & echo x >/tmp/x")
+		d.kill()
+		h.serve(t, flags...).stop(t)
+		h.noStrays(t)
+		var e api.Episode
+		again := h.serve(t, flags...)
+		if err := json.Unmarshal([]byte(h.must(t, "episode", "show", "e", "--json")), &e); err != nil {
+			t.Fatal(err)
+		}
+		if end := e.Last().End; end == nil || end.Status != "interrupted" {
+			t.Errorf("%s: the episode ended as %+v, want interrupted", name, end)
+		}
+		again.stop(t)
+	}
+}
+
+func TestLaunchFlagsThatMakeNoSenseAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		o    launchOptions
+		says string
+	}{
+		{launchOptions{name: "podman"}, "--launcher"},
+		{launchOptions{name: "native", runtime: "runc"}, "--runtime"},
+		{launchOptions{name: "docker", path: "/x"}, "--runtime-path"},
+		{launchOptions{name: "oci", runtime: "lxc"}, "--runtime"},
+		{launchOptions{name: "oci", engine: "unix:///x"}, "--docker-host"},
+	} {
+		if err := c.o.check(); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%+v: %v, want an error about %s", c.o, err, c.says)
+		}
+	}
+	o := launchOptions{name: "oci", runtime: "crun"}
+	if err := o.check(); err != nil || strings.Join(o.args(), " ") != "--launcher oci --runtime crun" {
+		t.Errorf("%+v: %v, args %v", o, err, o.args())
+	}
+}
+
+// A policy that wants gVisor is refused by a daemon that has another launcher, and so are
+// graders of it.
+func TestPolicyOfAnotherRuntimeIsRefused(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.serve(t)
+	h.must(t, "world", "build", "--busybox", "--name", "busybox")
+	for _, args := range [][]string{
+		{"run", "busybox", "--policy", "gvisor", "--", "true"},
+		{"grader", "put", t.TempDir(), "--policy", "gvisor", "--", "true"},
+	} {
+		code, _, errs := h.paddock(t, nil, args...)
+		if code == 0 || !strings.Contains(errs, "unsupported") || !strings.Contains(errs, "runsc") {
+			t.Errorf("%v: exit code %d, %s; want unsupported, naming runsc", args, code, errs)
+		}
+	}
+}
