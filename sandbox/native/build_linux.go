@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -46,6 +47,8 @@ type building struct {
 	wait func() uint32
 	// cgroup is where a starter put PID 1.
 	cgroup string
+	// began is before the first process of it; what has its number and ended earlier is not it.
+	began time.Time
 }
 
 func (b *building) close() {

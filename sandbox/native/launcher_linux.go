@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -33,7 +34,7 @@ type launcher struct {
 
 	mu     sync.Mutex
 	guests map[int]uint64 // pid -> request
-	early  map[int]uint32 // ended before it was noted
+	early  map[int]gone   // ended before it was noted
 	blanks map[string]*building
 	// awaited are children that no request belongs to.
 	awaited map[int]chan uint32
@@ -123,7 +124,7 @@ func newLauncher(arg string) (*launcher, error) {
 	}
 	unix.CloseOnExec(3)
 	l := &launcher{
-		entry: e, stage: e.Stage, guests: map[int]uint64{}, early: map[int]uint32{}, blanks: map[string]*building{},
+		entry: e, stage: e.Stage, guests: map[int]uint64{}, early: map[int]gone{}, blanks: map[string]*building{},
 		awaited: map[int]chan uint32{},
 	}
 	var err error
@@ -230,16 +231,14 @@ func (l *launcher) serve(r *request, files []*os.File) {
 		return
 	}
 	b.close()
-	l.note(b.pid, r.ID)
+	l.note(b.pid, r.ID, b.began)
 }
 
 // note connects a pid with its request, and tells at once when it has ended already.
-func (l *launcher) note(pid int, id uint64) {
+func (l *launcher) note(pid int, id uint64, since time.Time) {
 	l.mu.Lock()
-	status, ended := l.early[pid]
-	if ended {
-		delete(l.early, pid)
-	} else {
+	status, ended := l.earlyLocked(pid, since)
+	if !ended {
 		l.guests[pid] = id
 	}
 	l.mu.Unlock()
@@ -269,11 +268,43 @@ func (l *launcher) reap() {
 			delete(l.awaited, pid)
 			awaited <- uint32(ws)
 		default:
-			l.early[pid] = uint32(ws)
+			l.early[pid] = gone{uint32(ws), time.Now()}
+			l.forgetOldLocked()
 		}
 		l.mu.Unlock()
 		if ok {
 			_ = l.daemon.reply(reply{ID: id, Exited: true, Status: uint32(ws)})
+		}
+	}
+}
+
+// gone is how and when a child ended that nobody had asked for yet.
+type gone struct {
+	status uint32
+	at     time.Time
+}
+
+// earlyLocked takes the end of a child that was started after since. What has its number and
+// ended before is another, which nobody asks for.
+func (l *launcher) earlyLocked(pid int, since time.Time) (status uint32, ended bool) {
+	child, ended := l.early[pid]
+	if !ended {
+		return 0, false
+	}
+	delete(l.early, pid)
+	return child.status, !child.at.Before(since)
+}
+
+// forgetOldLocked drops the ends of children that nobody will ask for: what runtimes leave
+// behind is the launcher's to reap, and its numbers come again.
+func (l *launcher) forgetOldLocked() {
+	const few, old = 256, time.Minute
+	if len(l.early) < few {
+		return
+	}
+	for pid, child := range l.early {
+		if time.Since(child.at) > old {
+			delete(l.early, pid)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -117,11 +118,12 @@ func (e Env) Run(cgroup *os.File, argv []string, files ...*os.File) error {
 	if cgroup != nil {
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(cgroup.Fd())
 	}
+	began := time.Now()
 	pid, err := syscall.ForkExec(argv[0], argv, attr)
 	if err != nil {
 		return fmt.Errorf("%s: %w", argv[0], err)
 	}
-	if ws := e.l.await(pid); !ws.Exited() || ws.ExitStatus() != 0 {
+	if ws := e.l.await(pid, began); !ws.Exited() || ws.ExitStatus() != 0 {
 		return fmt.Errorf("%s: status %#x: %s", argv[0], uint32(ws), tail(out))
 	}
 	return nil
@@ -139,14 +141,12 @@ func tail(out *os.File) string {
 	return strings.Join(strings.Fields(string(text)), " ")
 }
 
-// await waits for a child that no request belongs to.
-func (l *launcher) await(pid int) unix.WaitStatus {
+// await waits for a child that no request belongs to and that was started after since.
+func (l *launcher) await(pid int, since time.Time) unix.WaitStatus {
 	ended := make(chan uint32, 1)
 	l.mu.Lock()
-	status, over := l.early[pid]
-	if over {
-		delete(l.early, pid)
-	} else {
+	status, over := l.earlyLocked(pid, since)
+	if !over {
 		l.awaited[pid] = ended
 	}
 	l.mu.Unlock()
@@ -167,7 +167,7 @@ func Main(arg string, newStarter func(config json.RawMessage, env Env) (Starter,
 // buildContainer makes a sandbox by the launcher's starter. The user namespace of the
 // layers' map is one that ends at once: a map is all that a mount keeps of it.
 func (l *launcher) buildContainer(r *request, given []*os.File) (*building, error) {
-	b := &building{l: l, r: r, given: given}
+	b := &building{l: l, r: r, given: given, began: time.Now()}
 	err := undo.Run(
 		undo.Step{Name: "cgroups", Do: func() error { return l.tree.create(r.Name) }},
 		undo.Step{Name: "limits", Do: func() error { return setLimits(r.Limits) }},
@@ -209,7 +209,7 @@ func (b *building) mapIDs() error {
 	b.userns, err = os.Open(fmt.Sprintf("/proc/%d/ns/user", pid))
 	_ = ours.Close()
 	_ = theirs.Close()
-	b.l.await(pid)
+	b.l.await(pid, b.began)
 	return err
 }
 
