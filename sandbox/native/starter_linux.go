@@ -220,14 +220,15 @@ func (b *building) startContainer() error {
 		return err
 	}
 	b.socket, b.guestEnd = os.NewFile(uintptr(pair[0]), "guest"), os.NewFile(uintptr(pair[1]), "guest")
-	parts, err := b.parts()
-	if err != nil {
-		return err
-	}
+	// Attached before its directories are cloned: kernels before 6.15 clone nothing else.
 	if _, err := b.attach(b.root, rootPlace); err != nil {
 		return err
 	}
 	defer b.detachContainer()
+	parts, err := b.parts()
+	if err != nil {
+		return err
+	}
 	c := &Container{
 		Name: b.r.Name, IDs: b.r.IDs, OCI: b.r.OCI, Dir: b.l.place(b.r.ID), Root: b.root, Parts: parts,
 		Program: b.l.guest, Dev: filepath.Join(b.l.sharedPlace(), "dev"), Parent: "/" + b.l.tree.parent + "/" + b.r.Name, Socket: b.guestEnd, Inside: b.inside,
