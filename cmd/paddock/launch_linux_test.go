@@ -49,7 +49,7 @@ name' && echo 42 >/tmp/answer && chmod 0500 new/deep`,
 // modes, owners, contents and deletions.
 func TestEndStatesAreEqualUnderEveryLauncher(t *testing.T) {
 	archive := filepath.Join(t.TempDir(), "image.tar")
-	if err := os.WriteFile(archive, dockerArchive(t, `"WorkingDir":"/home/agent/work"`, ownedLayer(t)), 0o600); err != nil {
+	if err := os.WriteFile(archive, dockerArchive(t, `"WorkingDir":"/home/agent/task"`, ownedLayer(t)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	got := map[string]endState{}
@@ -72,7 +72,7 @@ func playChanges(t *testing.T, launcher, archive string, flags []string) endStat
 	d := h.serve(t, flags...)
 	h.must(t, "world", "import", archive, "--name", "task")
 	grader := strings.TrimSpace(h.must(t, "grader", "put", t.TempDir(), "--verdict", "exit_code", "--", "sh", "-c",
-		`test "$(cat /tmp/answer)" = 42 && test -f /home/agent/work/elsewhere && test ! -e /home/agent/work/gone`))
+		`test "$(cat /tmp/answer)" = 42 && test -f /home/agent/task/elsewhere && test ! -e /home/agent/task/gone`))
 	h.must(t, "episode", "create", "task", "--id", "e")
 	for _, script := range changing {
 		h.must(t, "episode", "call", "e", "--user", "1000:1000", "--", "sh", "-c", script)
@@ -125,11 +125,11 @@ func ownedLayer(t *testing.T) []byte {
 	for applet := range strings.FieldsSeq("cat chmod dd echo head ln mkdir mkfifo mv printf rm sh test touch") {
 		add(tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + applet, Linkname: "busybox", Mode: 0o777}, "")
 	}
-	for _, dir := range []string{"", "work/", "work/tree/", "work/replaced/"} {
+	for _, dir := range []string{"", "task/", "task/tree/", "task/replaced/"} {
 		add(tar.Header{Typeflag: tar.TypeDir, Name: "home/agent/" + dir, Mode: 0o755, Uid: 1000, Gid: 1000}, "")
 	}
 	for file := range strings.FieldsSeq("kept program moved gone old other tree/a tree/b replaced/a") {
-		add(tar.Header{Name: "home/agent/work/" + file, Uid: 1000, Gid: 1000}, "of the world\n")
+		add(tar.Header{Name: "home/agent/task/" + file, Uid: 1000, Gid: 1000}, "of the world\n")
 	}
 	if err := tw.Close(); err != nil {
 		t.Fatal(err)

@@ -17,10 +17,7 @@ func TestAccountTellsWhatWasUsedInItAndGoes(t *testing.T) {
 	t.Parallel()
 	need.Root(t)
 	a, err := OpenAccount(fmt.Sprintf("paddock-bench-test-%d", os.Getpid()))
-	if errors.Is(err, ErrNoAccount) {
-		t.Skip(err)
-	}
-	if err != nil {
+	if err != nil { // a host without cgroup2 too: on such nothing accounts for the bench
 		t.Fatal(err)
 	}
 	before, err := a.Used()
