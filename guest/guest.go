@@ -97,11 +97,9 @@ const (
 )
 
 // SetupFrame is what the guest makes its view from. The descriptors that go with it are
-// root, dev, an empty directory, sys, one for each of Etc, then the tasks files of the
-// guest's own cgroups.
+// root, dev, an empty directory, sys, and one for each of Etc.
 type SetupFrame struct {
 	KeepCaps uint64
-	Leaf     uint32
 	Hostname string
 	Flags    uint32
 	ShmBytes string
@@ -160,7 +158,6 @@ func (c *CloneFrame) Encode() []byte {
 func (s *SetupFrame) Encode() []byte {
 	e := frame(Setup, 0)
 	e.u64(s.KeepCaps)
-	e.u32(s.Leaf)
 	e.str(s.Hostname)
 	e.u32(s.Flags)
 	e.str(s.ShmBytes)

@@ -300,8 +300,7 @@ static int load_filters(struct cursor *c) {
 	return 0;
 }
 
-// The descriptors of SETUP, in order; then one for each entry of etc, then the tasks
-// files of the guest's own cgroups.
+// The descriptors of SETUP, in order; then one for each entry of etc.
 enum { FD_ROOT, FD_DEV, FD_EMPTY, FD_SYS, FD_ETC };
 
 // ahead is a /proc that was made before SETUP, and of which view; -1 is none.
@@ -395,14 +394,12 @@ static void make_ahead(struct cursor *c, const int *fd, int nfds) {
 
 static int set_up(struct cursor *c, const int *fd, int nfds) {
 	uint64_t caps = u64(c);
-	uint32_t leaf = u32(c);
 	const char *host = str(c);
 	uint32_t flags = u32(c);
-	if (!c->ok || leaf > (uint32_t)nfds)
+	if (!c->ok)
 		return errno = EINVAL, -1;
 	TRY("become root", become_root());
-	TRY("join the guest's cgroup", join(fd + nfds - leaf, leaf));
-	if (mount_view(c, flags, fd, nfds - leaf) < 0)
+	if (mount_view(c, flags, fd, nfds) < 0)
 		return -1;
 	if (!(flags & AS_IT_IS))
 		TRY("set host name", sethostname(host, strlen(host)));
