@@ -110,7 +110,7 @@ func (o serveOptions) serve(ctx context.Context, errs io.Writer) error {
 	if os.Geteuid() != 0 {
 		return errors.New("serve: want root; the daemon makes sandboxes. `paddock doctor` says what this host lacks")
 	}
-	if os.Getenv(privateEnv) != strconv.Itoa(os.Getpid()) {
+	if !isPrivate() {
 		return enterPrivate()
 	}
 	if err := monitor.Calm(); err != nil {
@@ -131,6 +131,18 @@ func (o serveOptions) serve(ctx context.Context, errs io.Writer) error {
 	}
 	return errors.Join(s.run(ctx, o, log), stop(), s.close())
 }
+
+// init pins the main goroutine of a daemon to the process's first thread. Threads that enter
+// a sandbox's namespaces, or become another user, are never used again; were one of them the
+// first, /proc/self would show that to the whole process.
+func init() { //nolint:gochecknoinits // only before main is the main goroutine sure to be on the first thread
+	if isPrivate() {
+		runtime.LockOSThread()
+	}
+}
+
+// isPrivate says whether enterPrivate started this program.
+func isPrivate() bool { return os.Getenv(privateEnv) == strconv.Itoa(os.Getpid()) }
 
 // enterPrivate starts this program again, as the same process, in a mount namespace of its
 // own. Only a fresh program image has all of its threads there.

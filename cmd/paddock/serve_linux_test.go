@@ -25,7 +25,14 @@ import (
 // asPaddock makes this test binary, run again, paddock itself.
 const asPaddock = "PADDOCK_TEST_MAIN"
 
+// asThreads makes it say whether goroutines run on the process's first thread.
+const asThreads = "PADDOCK_TEST_THREADS"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(asThreads) != "" {
+		fmt.Print(sharesFirstThread())
+		os.Exit(0)
+	}
 	if os.Getenv(asPaddock) != "" {
 		ctx, stop := signalContext(context.Background())
 		code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
@@ -33,6 +40,32 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	}
 	os.Exit(m.Run())
+}
+
+// sharesFirstThread says whether a goroutine beside the main one gets the first thread.
+func sharesFirstThread() bool {
+	on := make(chan bool)
+	for range 1000 {
+		go func() { on <- syscall.Gettid() == os.Getpid() }()
+		if <-on {
+			return true
+		}
+	}
+	return false
+}
+
+// Threads that enter a sandbox's namespaces, or become a user, are never the daemon's first,
+// by which /proc shows the whole process. Any other process shares it.
+func TestADaemonsFirstThreadIsItsMainGoroutines(t *testing.T) {
+	t.Parallel()
+	for set, want := range map[string]string{privateEnv + "=$$": "false", "UNRELATED=$$": "true"} {
+		cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", set+` exec "$0"`, os.Args[0])
+		cmd.Env = append(os.Environ(), asThreads+"=1", "GOMAXPROCS=1")
+		out, err := cmd.CombinedOutput()
+		if err != nil || string(out) != want {
+			t.Errorf("with %s other goroutines run on the first thread: %s, %v, want %s", set, out, err, want)
+		}
+	}
 }
 
 // host is where a daemon of a test lives; daemons come and go on it.

@@ -26,34 +26,17 @@ func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 		err  error
 	}
 	done := make(chan dialled, 1)
-	go onOwnThread(func() {
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread stays in that namespace and ends
 		var d dialled
 		if d.err = s.joinNetwork(); d.err == nil {
 			var dialer net.Dialer // to one address it makes its socket on this thread
 			d.conn, d.err = dialer.DialContext(ctx, "tcp4", netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port).String())
 		}
 		done <- d
-	})
+	}()
 	d := <-done
 	return d.conn, d.err
-}
-
-// onOwnThread does work on a thread that ends with it, or is never used again. It is not the
-// process's first, which /proc/self shows: what it is in, others would take for the process's.
-func onOwnThread(work func()) {
-	runtime.LockOSThread() // and never unlocked
-	if unix.Gettid() != unix.Getpid() {
-		work()
-		return
-	}
-	done := make(chan struct{})
-	go func() { // on another thread, while this one is held
-		defer close(done)
-		runtime.LockOSThread()
-		work()
-	}()
-	<-done
-	runtime.UnlockOSThread()
 }
 
 // joinNetwork takes the thread that it runs on into the sandbox's network namespace.
