@@ -384,6 +384,32 @@ func TestStreamsAndUpgradesPass(t *testing.T) {
 }
 
 // An app with three replicas serves 200 sessions at once, each with a state of its own.
+// An answer may begin before the proxy has seen that the request's body ends.
+func TestAnswersInPartsToRequestsWithBodiesAreWhole(t *testing.T) {
+	b := newBench(t)
+	b.deploy("shop")
+	b.until("ready", ready(1))
+	var wg sync.WaitGroup
+	for way := range 60 {
+		wg.Go(func() {
+			for i := range 40 {
+				want := fmt.Sprintf("%d of %d", i, way)
+				resp, err := b.http.Client().Post(b.http.URL+"/shop/parts", "text/plain", strings.NewReader(want))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				got, err := io.ReadAll(resp.Body)
+				if err = errors.Join(err, resp.Body.Close()); err != nil || string(got) != want {
+					t.Errorf("%d %q, %v; want %q", resp.StatusCode, got, err, want)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
 func TestThreeReplicasServe200SessionsAtOnce(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

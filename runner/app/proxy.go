@@ -56,6 +56,9 @@ func (s *Service) Proxy(w http.ResponseWriter, q *http.Request, c Caller) error 
 		return err
 	}
 	defer h.release()
+	// Else the server closes the request's body when the answer begins, and the transport, which
+	// has still to see its end, takes that for a fault and cuts the answer off.
+	_ = http.NewResponseController(w).EnableFullDuplex() // of HTTP/1 alone: others have it
 	p := &httputil.ReverseProxy{
 		Transport: h.r.proxy, FlushInterval: -1, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		Rewrite:        func(out *httputil.ProxyRequest) { rewrite(out, c, h) },

@@ -61,6 +61,13 @@ func main() {
 		w.Header().Set("Location", "/who")
 		w.WriteHeader(http.StatusFound)
 	})
+	mux.HandleFunc("/parts", func(w http.ResponseWriter, r *http.Request) { // head first, then the body that came
+		body, _ := io.ReadAll(r.Body)
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		_ = http.NewResponseController(w).Flush()
+		<-time.After(time.Millisecond)
+		_, _ = w.Write(body)
+	})
 	mux.HandleFunc("/exit", func(http.ResponseWriter, *http.Request) { os.Exit(3) })
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if _, err := os.Stat("/tmp/sick"); err == nil {
