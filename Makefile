@@ -83,9 +83,12 @@ test-gvisor: build ## gVisor: build runsc once, then the launchers' suite and th
 		bin/paddock demo --launcher oci --runtime runsc --runtime-path "$$runsc"
 
 .PHONY: test-all
-test-all: ## all that test does, the race detector on every package, all attacks on cgroup v2, a hostile batch, lint, the examples, and a fuzz of every target
+test-all: ## all that test does, the race detector on every package, all attacks on cgroup v2 and under each launcher, a hostile batch, lint, the examples, and a fuzz of every target
 	@$(MAKE) test RACE=./...
 	@$(MAKE) test-v2-attacks
+	@$(MAKE) test-attacks LAUNCHER=oci RUNTIME=runc
+	@$(MAKE) test-attacks LAUNCHER=oci RUNTIME=crun
+	@$(MAKE) test-attacks LAUNCHER=docker
 	@$(MAKE) bench-hostile
 	@$(MAKE) lint
 	@$(MAKE) examples

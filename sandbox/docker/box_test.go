@@ -1,7 +1,10 @@
 package docker
 
 import (
+	"bytes"
 	"encoding/json"
+	"flag"
+	"os"
 	"slices"
 	"testing"
 
@@ -9,6 +12,8 @@ import (
 
 	"github.com/paddock-run/paddock/policies"
 )
+
+var update = flag.Bool("update", false, "write the golden files anew")
 
 func specOf(t *testing.T, policy string) *specs.Spec {
 	t.Helper()
@@ -33,7 +38,7 @@ func specOf(t *testing.T, policy string) *specs.Spec {
 
 func TestBoxHasThePolicysLockDown(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []string{"default", "strict"} {
+	for _, policy := range []string{"build", "default", "networked-allowlist", "strict"} {
 		oci := specOf(t, policy)
 		b, err := box("ep", settings{Image: "paddock-guest:1", Parent: "paddock/x", Mark: "m", Cgroupfs: true}, "/paddock/x/ep", oci)
 		if err != nil {
@@ -54,6 +59,48 @@ func TestBoxHasThePolicysLockDown(t *testing.T) {
 		}
 		if !slices.Equal(b.Masked, oci.Linux.MaskedPaths) || b.CgroupParent != "/paddock/x/ep" || b.Labels[label] != "paddock/x" {
 			t.Errorf("%s: %+v", policy, b)
+		}
+	}
+}
+
+// What the engine is asked for under each policy is read in review. The seccomp profile is
+// the policy's own, whose golden file has it.
+func TestBoxIsTheGoldenOne(t *testing.T) {
+	t.Parallel()
+	set, err := policies.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, policy := range set.Names() {
+		p, err := set.Get(policy)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Runtime() != "" {
+			continue // it wants a runtime of its own, which an engine is not
+		}
+		b, err := box("ep", settings{Image: "paddock-guest:1", Parent: "paddock/x", Mark: "m", Cgroupfs: true}, "/paddock/x/ep", specOf(t, policy))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Seccomp = ""
+		got, err := json.MarshalIndent(b, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, '\n')
+		file := "testdata/" + policy + ".golden.json"
+		if *update {
+			if err := os.WriteFile(file, got, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s is not what there is; look at the difference, then run with -update:\n%s", file, got)
 		}
 	}
 }

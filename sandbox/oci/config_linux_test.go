@@ -1,7 +1,10 @@
 package oci
 
 import (
+	"bytes"
 	"encoding/json"
+	"flag"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +15,8 @@ import (
 	"github.com/paddock-run/paddock/sandbox"
 	"github.com/paddock-run/paddock/sandbox/native"
 )
+
+var update = flag.Bool("update", false, "write the golden files anew")
 
 func containerOf(t *testing.T, policy string) *native.Container {
 	t.Helper()
@@ -82,6 +87,51 @@ func TestConfigOfEveryPolicyLocksDown(t *testing.T) {
 				t.Errorf("%s: %s is not read-only", name, path)
 			}
 		}
+	}
+}
+
+// What a runtime is told of each policy is read in review: runc and crun are told the same,
+// runsc a little else. The seccomp profile is the policy's own, whose golden file has it.
+func TestConfigIsTheGoldenOne(t *testing.T) {
+	t.Parallel()
+	set, err := policies.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range set.Names() {
+		for kind, file := range map[Kind]string{Runc: name, Crun: name, Runsc: name + ".runsc"} {
+			p, err := set.Get(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.Runtime() != "" && p.Runtime() != string(kind) {
+				continue
+			}
+			spec := config(containerOf(t, name), kind)
+			spec.Linux.Seccomp = nil
+			golden(t, "testdata/"+file+".golden.json", spec)
+		}
+	}
+}
+
+func golden(t *testing.T, file string, value any) {
+	t.Helper()
+	got, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got = append(got, '\n')
+	if *update {
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s is not what there is; look at the difference, then run with -update:\n%s", file, got)
 	}
 }
 
