@@ -139,6 +139,9 @@ type CloneFrame struct {
 	ID           uint32
 	HostID, Size uint32
 	Birth        bool
+	// Home: the last of the tasks files is joined after the others have become the root of
+	// the guest's cgroup namespace.
+	Home bool
 }
 
 // Encode makes the frame.
@@ -146,11 +149,14 @@ func (c *CloneFrame) Encode() []byte {
 	e := frame(Clone, c.ID)
 	e.u32(c.HostID)
 	e.u32(c.Size)
+	var flags uint32
 	if c.Birth {
-		e.u32(1)
-	} else {
-		e.u32(0)
+		flags |= 1
 	}
+	if c.Home {
+		flags |= 2
+	}
+	e.u32(flags)
 	return *e
 }
 

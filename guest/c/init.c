@@ -36,7 +36,7 @@
 enum { SOCK = 3, MAX_FRAME = 64 << 10, MAX_FDS = 32, MAX_CALLS = 1024, MAX_LIST = 1 << 16 };
 enum { SETUP = 1, READY, EXEC, STARTED, FAILED, EXITED, CLONE, AHEAD, SWEEP, SWEPT };
 enum { ROOT_RO = 1, WITH_PTS = 2, AS_IT_IS = 4 }; // SETUP
-enum { HAS_BIRTH = 1 };                           // CLONE
+enum { HAS_BIRTH = 1, HAS_HOME = 2 };             // CLONE
 enum { PTY = 1, HAS_FD3 = 2, IN_MEMFD = 4 };      // EXEC
 
 struct header { uint32_t type, id; };
@@ -686,12 +686,13 @@ static int begin(void) {
 
 // be_born makes a fresh clone of the nursery a guest that waits for SETUP. What needs no
 // ids is done now, ahead of need.
-static int be_born(int socket, const int *tasks, int n) {
+static int be_born(int socket, const int *tasks, int n, int home) {
 	unmapped = 1;
 	TRY("take the socket", dup2(socket, SOCK));
-	TRY("join the guest's cgroups", join(tasks, n));
+	TRY("join the guest's cgroups", join(tasks, n - home));
 	// Not with the clone, which takes the cgroups of the cloning process for the root.
 	TRY("new cgroup namespace", unshare(CLONE_NEWCGROUP));
+	TRY("join all guests", join(tasks + n - home, home));
 	TRY("close descriptors", syscall(SYS_close_range, SOCK + 1, ~0u, 0));
 	TRY("own session", setsid());
 	TRY("own name", prctl(PR_SET_NAME, "init"));
@@ -713,9 +714,9 @@ static int write_map(pid_t pid, const char *file, uint32_t host, uint32_t size) 
 
 // clone_guest clones this process into namespaces of its own, as a child of the launcher.
 static void clone_guest(uint32_t id, struct cursor *c, const int *fds, int nfds) {
-	uint32_t host = u32(c), size = u32(c), birth = u32(c) & HAS_BIRTH;
-	int pidfd = -1, used = 1 + birth;
-	if (!c->ok || nfds < used)
+	uint32_t host = u32(c), size = u32(c), flags = u32(c);
+	int pidfd = -1, birth = !!(flags & HAS_BIRTH), home = !!(flags & HAS_HOME), used = 1 + birth;
+	if (!c->ok || nfds < used + home)
 		return answer_failed(id, 0, EINVAL);
 	struct {
 		uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
@@ -729,7 +730,7 @@ static void clone_guest(uint32_t id, struct cursor *c, const int *fds, int nfds)
 	}
 	pid_t pid = syscall(435 /* clone3 */, &a, sizeof a);
 	if (pid == 0) {
-		if (be_born(fds[0], fds + used, nfds - used) < 0) {
+		if (be_born(fds[0], fds + used, nfds - used, home) < 0) {
 			dprintf(2, "guest: %s: %s\n", failed_step, strerror(saved_errno));
 			_exit(1);
 		}

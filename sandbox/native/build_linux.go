@@ -93,7 +93,7 @@ func (b *building) clone() error {
 	}
 	defer func() { _ = unix.Close(pair[1]) }()
 	b.socket = os.NewFile(uintptr(pair[0]), "guest")
-	g := newborn{ids: b.r.IDs, socket: pair[1]}
+	g := newborn{ids: b.r.IDs, socket: pair[1], home: b.l.tree.flat}
 	defer func() {
 		for _, fd := range append(g.tasks, g.birth) {
 			_ = unix.Close(fd)

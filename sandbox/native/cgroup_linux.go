@@ -24,12 +24,18 @@ const cgroupRoot = "/sys/fs/cgroup"
 //	                       PARENT/NAME/c      the limits (memory, pids)
 //	                       PARENT/NAME/c/N    one per concurrent call (memory, pids)
 //	                       PARENT/NAME/N      the same (cpuacct)
+//	v1, flat (memory)      PARENT             all guests
+//	                       PARENT/NAME        the limits, and the first of concurrent calls
+//	                       PARENT/NAME/N      one for each further one
 //	v1 (cgroup2, hybrid)   PARENT/NAME        everything: freeze and kill
 //	v2                     PARENT/NAME/g      the guest
 //	                       PARENT/NAME/c      the limits
 //	                       PARENT/NAME/c/N    one per concurrent call
 type tree struct {
 	v2 bool
+	// flat: what a memory cgroup costs to make, to keep and to remove is paid once a sandbox.
+	// It takes v1, where a cgroup with children may have processes, and guests of our own.
+	flat bool
 	// unified is the cgroup2 mount; empty on a pure v1 host.
 	unified string
 	// v1 maps memory, pids, cpu, cpuacct to their mounts.
@@ -223,22 +229,31 @@ func field(dir, file, key string) int64 {
 	return 0
 }
 
-// limitMet says whether the calls of a sandbox ever met the memory limit of their cgroup.
+// limitMet says whether the calls of a sandbox ever met the memory limit of their cgroup;
+// seen is the highest peak that was read before the kernel's was set back.
 // The kernel notes an OOM kill where its victim was, whoever's limit it was; this tells
 // whose. On v1, whose counters of failures stay 0 on newer kernels, it goes by the peak: a
 // peak within 1/16 of the limit met it. That errs to the sandbox's own limit.
-func (t *tree) limitMet(calls string) bool {
+func (t *tree) limitMet(name string, seen int64) bool {
 	if t.v2 {
-		return field(t.at("", calls), "memory.events", "oom") > 0
+		return field(t.at("", name+"/c"), "memory.events", "oom") > 0
 	}
-	dir := t.at("memory", calls)
+	dir := t.at("memory", t.memory(name))
 	for _, of := range []string{"memory.", "memory.memsw."} {
 		limit := readInt(dir, of+"limit_in_bytes")
-		if limit > 0 && readInt(dir, of+"max_usage_in_bytes") >= limit-limit/16 {
+		if limit > 0 && max(seen, readInt(dir, of+"max_usage_in_bytes")) >= limit-limit/16 {
 			return true
 		}
 	}
 	return false
+}
+
+// memory is the memory cgroup that has a sandbox's limit.
+func (t *tree) memory(name string) string {
+	if t.flat {
+		return name
+	}
+	return name + "/c"
 }
 
 // create makes the cgroups of a sandbox, without limits.
@@ -248,8 +263,9 @@ func (t *tree) create(name string) error {
 		paths = append(paths, t.at("", name), t.at("", name+"/g"), t.at("", name+"/c"))
 	} else {
 		paths = append(paths, t.dirs(name)...)
-		for _, c := range []string{"memory", "pids"} {
-			paths = append(paths, t.at(c, name+"/c"))
+		paths = append(paths, t.at("pids", name+"/c"))
+		if !t.flat {
+			paths = append(paths, t.at("memory", name+"/c"))
 		}
 	}
 	for _, p := range paths {
@@ -282,9 +298,9 @@ func (t *tree) limits(name string, r *specs.LinuxResources) (all []limit) {
 		if t.v2 {
 			file, swapFile, swap = "memory.max", "memory.swap.max", "0"
 		}
-		set("memory", calls, file, v)
+		set("memory", t.memory(name), file, v)
 		if t.swap() {
-			set("memory", calls, swapFile, swap)
+			set("memory", t.memory(name), swapFile, swap)
 		}
 	}
 	if r.Pids != nil && r.Pids.Limit != nil {
@@ -320,16 +336,22 @@ func setLimits(all []limit) error {
 }
 
 // tasks opens the files that a guest writes "0" to, to be in its sandbox's v1 cgroups: a
-// pid written from outside would wait for every CPU.
+// pid written from outside would wait for every CPU. In a flat tree the last is that of
+// all guests' memory, where it goes once the sandbox's own is the root of what it sees.
 func (t *tree) tasks(name string) (all []int, err error) {
+	var dirs []string
 	for _, c := range v1Controllers {
-		d, ok := t.v1[c]
-		if !ok {
-			continue
+		if _, ok := t.v1[c]; ok {
+			dirs = append(dirs, t.at(c, name))
 		}
-		fd, err := unix.Open(filepath.Join(d, t.parent, name, "tasks"), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	}
+	if t.flat {
+		dirs = append(dirs, t.at("memory", ""))
+	}
+	for _, d := range dirs {
+		fd, err := unix.Open(d+"/tasks", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
-			return all, fmt.Errorf("open cgroup %s: %w", c, err)
+			return all, fmt.Errorf("open cgroup %s: %w", d, err)
 		}
 		all = append(all, fd)
 	}
@@ -374,10 +396,11 @@ func (t *tree) usual(name string) []string {
 	if t.v2 {
 		return []string{t.at("", name+"/c/0"), t.at("", name+"/c"), t.at("", name+"/g")}
 	}
-	return []string{
-		t.at("memory", name+"/c/0"), t.at("memory", name+"/c"), t.at("pids", name+"/c/0"), t.at("pids", name+"/c"),
-		t.at("cpuacct", name+"/0"),
+	all := []string{t.at("pids", name+"/c/0"), t.at("pids", name+"/c"), t.at("cpuacct", name+"/0")}
+	if !t.flat {
+		all = append(all, t.at("memory", name+"/c/0"), t.at("memory", name+"/c"))
 	}
+	return all
 }
 
 // removeAll removes a cgroup and its children, deepest first.

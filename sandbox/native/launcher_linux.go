@@ -134,6 +134,7 @@ func newLauncher(arg string) (*launcher, error) {
 	if l.tree, err = openTree(e.Parent); err != nil {
 		return nil, err
 	}
+	l.tree.flat = !l.tree.v2 && e.Config == nil
 	if l.null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
 		return nil, err
 	}

@@ -91,7 +91,9 @@ type Launcher struct {
 	lastProc atomic.Pointer[guest.ProcView]
 	// prepared says which process has the blank of a name.
 	prepared map[string]*launcherProcess
-	filters  map[*specs.LinuxSeccomp][]byte
+	// guestOOMs are the guests that the OOM killer is known to have taken, in a flat tree.
+	guestOOMs int64
+	filters   map[*specs.LinuxSeccomp][]byte
 
 	wg sync.WaitGroup
 }
@@ -147,6 +149,7 @@ func (l *Launcher) configure() error {
 		mode = 0o755
 		l.tree.findOthers()
 	}
+	l.tree.flat = !l.tree.v2 && l.cfg.Origin == nil
 	return os.MkdirAll(l.entry.Stage, mode)
 }
 

@@ -48,8 +48,9 @@ type newborn struct {
 	socket int
 	// birth is the cgroup2 directory that it is cloned into, or -1.
 	birth int
-	// tasks are the files of its v1 cgroups.
+	// tasks are the files of its v1 cgroups; home: the last is for after all else.
 	tasks []int
+	home  bool
 }
 
 // unborn is a clone that came to nothing; its pid, when there was one, is to be forgotten.
@@ -71,7 +72,7 @@ func (n *nursery) clone(b newborn) (pid, pidfd int, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.nextID++
-	f := guest.CloneFrame{ID: n.nextID, HostID: b.ids.HostID, Size: b.ids.Size, Birth: b.birth >= 0}
+	f := guest.CloneFrame{ID: n.nextID, HostID: b.ids.HostID, Size: b.ids.Size, Birth: b.birth >= 0, Home: b.home}
 	if err := unix.Sendmsg(n.socket, f.Encode(), unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL); err != nil {
 		return 0, -1, fmt.Errorf("ask nursery: %w", err)
 	}

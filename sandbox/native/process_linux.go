@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -480,7 +479,7 @@ func (p *process) settle(e *sandbox.Exit, bounded bool, wall time.Duration) {
 	}
 	cpu, ooms, pids := p.slot.cpu(), p.slot.ooms(), p.slot.pidsHits()
 	e.OOM = ooms > p.slot.oom0
-	e.HostOOM = e.OOM && !p.slot.tree.limitMet(filepath.Dir(p.slot.path))
+	e.HostOOM = e.OOM && !p.s.limitMet()
 	e.PidsLimit = pids > p.slot.pids0
 	e.Full = p.s.full()
 	e.Usage = sandbox.Usage{

@@ -163,16 +163,18 @@ func (s *Sandbox) exited(ws unix.WaitStatus) {
 	stopping, broke := s.stopping, s.broke
 	s.mu.Unlock()
 	f := sandbox.Fate{Kind: sandbox.GuestDied, Evidence: fmt.Sprintf("PID 1 exited with status %d", ws.ExitStatus())}
+	byKill := ws.Signaled() && ws.Signal() == unix.SIGKILL
+	byOOM := byKill && !stopping && s.guestOOM()
 	switch {
 	case stopping:
 		f = sandbox.Fate{Kind: sandbox.Stopped}
 	case broke != "":
 		f = sandbox.Fate{Kind: sandbox.GuestBroke, Evidence: broke}
-	case ws.Signaled() && ws.Signal() == unix.SIGKILL && s.guestOOM() && !s.l.tree.limitMet(s.name+"/c"):
+	case byOOM && !s.limitMet():
 		f = sandbox.Fate{Kind: sandbox.HostOOM, Evidence: "the OOM killer took PID 1; the sandbox had never met its own memory limit"}
-	case ws.Signaled() && ws.Signal() == unix.SIGKILL && s.guestOOM():
+	case byOOM:
 		f = sandbox.Fate{Kind: sandbox.GuestOOM, Evidence: "the OOM killer took PID 1"}
-	case ws.Signaled() && ws.Signal() == unix.SIGKILL:
+	case byKill:
 		f = sandbox.Fate{Kind: sandbox.Killed, Evidence: "PID 1 got SIGKILL from outside its namespace"}
 	case ws.Signaled():
 		f.Evidence = fmt.Sprintf("PID 1 was ended by signal %d", ws.Signal())
@@ -188,11 +190,31 @@ func (s *Sandbox) guestOOM() bool {
 	case s.guestCgroup != "":
 		return field(filepath.Join(t.v1["memory"], s.guestCgroup), "memory.oom_control", "oom_kill") > 0
 	}
-	if s.l.tree.v2 {
-		return field(s.l.tree.at("", s.name+"/g"), "memory.events", "oom_kill") > 0
+	switch t := s.l.tree; {
+	case t.v2:
+		return field(t.at("", s.name+"/g"), "memory.events", "oom_kill") > 0
+	case t.flat:
+		return s.l.claimOOM()
+	default:
+		return field(t.at("memory", s.name), "memory.oom_control", "oom_kill") > 0
 	}
-	return field(s.l.tree.at("memory", s.name), "memory.oom_control", "oom_kill") > 0
 }
+
+// claimOOM says whether the OOM killer took a guest that nobody has claimed yet: the guests
+// of a flat tree share the counter.
+func (l *Launcher) claimOOM() bool {
+	n := field(l.tree.at("memory", ""), "memory.oom_control", "oom_kill")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n <= l.guestOOMs {
+		return false
+	}
+	l.guestOOMs++
+	return true
+}
+
+// limitMet says whether the sandbox ever met its own memory limit.
+func (s *Sandbox) limitMet() bool { return s.l.tree.limitMet(s.name, s.slots.seen.Load()) }
 
 // ended closes Done once, and answers every call that still waits.
 func (s *Sandbox) ended(f sandbox.Fate) {
@@ -272,7 +294,7 @@ func (s *Sandbox) Usage(context.Context) (sandbox.Usage, error) {
 	}
 	return sandbox.Usage{
 		CPU:             time.Duration(readInt(t.at("cpuacct", s.name), "cpuacct.usage")),
-		MemoryPeakBytes: readInt(t.at("memory", s.name+"/c"), "memory.max_usage_in_bytes"),
+		MemoryPeakBytes: max(s.slots.seen.Load(), readInt(t.at("memory", t.memory(s.name)), "memory.max_usage_in_bytes")),
 	}, nil
 }
 

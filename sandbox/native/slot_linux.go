@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/paddock-run/paddock/guest"
@@ -24,14 +25,21 @@ type slots struct {
 	mu   sync.Mutex
 	free []*slot
 	next int
+
+	// seen is the highest peak of the whole sandbox's memory that was read before a call set
+	// it back, in a flat tree.
+	seen atomic.Int64
 }
 
 // slot is one call cgroup and the counters at the start of its call.
 type slot struct {
 	tree *tree
 	path string // below the tree's parent
+	mem  string // the same for memory
 	acct string // the same for cpuacct on v1
 	n    int
+	// seen, of the slot whose memory is the whole sandbox's, keeps its peaks.
+	seen *atomic.Int64
 
 	cpu0  time.Duration
 	mem0  int64
@@ -45,6 +53,8 @@ type slot struct {
 	handed bool
 	// quiet: the last call left nothing in it, and noted the counters at its end.
 	quiet bool
+	// fresh: there was no call in it yet.
+	fresh bool
 }
 
 // acquire returns an empty slot, ready for a call.
@@ -83,6 +93,7 @@ func (s *slots) ahead() {
 	s.mu.Unlock()
 	if sl.make() == nil {
 		sl.rest(0, 0, 0)
+		sl.fresh = true
 	}
 	s.release(sl)
 }
@@ -92,19 +103,30 @@ func (s *slots) given() {
 	s.mu.Lock()
 	sl := s.newLocked()
 	s.mu.Unlock()
-	sl.made = true
+	sl.made, sl.fresh = true, true
 	sl.rest(0, 0, 0)
 	s.release(sl)
 }
 
 func (s *slots) newLocked() *slot {
 	sl := newSlot(s.tree, s.name, s.next)
+	if sl.mem == s.name {
+		sl.seen = &s.seen
+	}
 	s.next++
 	return sl
 }
 
 func newSlot(t *tree, name string, n int) *slot {
-	return &slot{tree: t, path: name + "/c/" + strconv.Itoa(n), acct: name + "/" + strconv.Itoa(n), n: n}
+	number := "/" + strconv.Itoa(n)
+	sl := &slot{tree: t, path: name + "/c" + number, acct: name + number, n: n}
+	switch sl.mem = sl.path; {
+	case t.flat && n == 0:
+		sl.mem = name
+	case t.flat:
+		sl.mem = name + number
+	}
+	return sl
 }
 
 // release gives a slot back; processes may still live in it.
@@ -121,7 +143,7 @@ func (s *slot) dirs() []string {
 	if s.tree.v2 {
 		return []string{s.tree.at("", s.path)}
 	}
-	return []string{s.tree.at("memory", s.path), s.tree.at("pids", s.path), s.tree.at("cpuacct", s.acct)}
+	return []string{s.tree.at("memory", s.mem), s.tree.at("pids", s.path), s.tree.at("cpuacct", s.acct)}
 }
 
 // prepare makes the cgroups where needed and notes the counters.
@@ -129,20 +151,28 @@ func (s *slot) prepare() error {
 	if err := s.make(); err != nil {
 		return err
 	}
-	if s.tree.v2 {
-		_ = write(s.tree.at("", s.path), "memory.peak", "0") // from Linux 6.12 on
-	} else {
-		_ = write(s.tree.at("memory", s.path), "memory.max_usage_in_bytes", "0")
+	if !s.fresh {
+		s.resetPeak()
 	}
-	s.mem0 = s.memory()
 	if !s.quiet {
 		s.cpu0, s.oom0 = s.cpu(), s.ooms()
 	}
 	if !s.quiet || s.tree.sharedHits {
 		s.pids0 = s.pidsHits()
 	}
-	s.quiet = false
+	s.quiet, s.fresh = false, false
 	return nil
+}
+
+// resetPeak has the kernel's peak begin anew.
+func (s *slot) resetPeak() {
+	if s.tree.v2 {
+		_ = write(s.tree.at("", s.path), "memory.peak", "0") // from Linux 6.12 on
+	} else {
+		s.peak()
+		_ = write(s.tree.at("memory", s.mem), "memory.max_usage_in_bytes", "0")
+	}
+	s.mem0 = s.memory()
 }
 
 func (s *slot) make() error {
@@ -203,21 +233,25 @@ func (s *slot) memory() int64 {
 	if s.tree.v2 {
 		return readInt(s.tree.at("", s.path), "memory.current")
 	}
-	return readInt(s.tree.at("memory", s.path), "memory.usage_in_bytes")
+	return readInt(s.tree.at("memory", s.mem), "memory.usage_in_bytes")
 }
 
 func (s *slot) peak() int64 {
 	if s.tree.v2 {
 		return readInt(s.tree.at("", s.path), "memory.peak")
 	}
-	return readInt(s.tree.at("memory", s.path), "memory.max_usage_in_bytes")
+	n := readInt(s.tree.at("memory", s.mem), "memory.max_usage_in_bytes")
+	if s.seen != nil && n > s.seen.Load() { // one call at a time has the slot
+		s.seen.Store(n)
+	}
+	return n
 }
 
 func (s *slot) ooms() int64 {
 	if s.tree.v2 {
 		return field(s.tree.at("", s.path), "memory.events", "oom_kill")
 	}
-	return field(s.tree.at("memory", s.path), "memory.oom_control", "oom_kill")
+	return field(s.tree.at("memory", s.mem), "memory.oom_control", "oom_kill")
 }
 
 // pidsHits counts failed forks: in the call's own cgroup or, on some kernels, in the one
