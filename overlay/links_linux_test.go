@@ -1,6 +1,7 @@
 package overlay_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -72,5 +73,56 @@ func TestAttributesOfAnUpperAreKeptOrLeftOut(t *testing.T) {
 		if strings.Contains(name, "overlay") {
 			t.Errorf("%s is kept", name)
 		}
+	}
+}
+
+// X-F06: what an agent left becomes a world without set-id bits and capabilities, a build's
+// step with them.
+func TestSealedAttributesAreTheBuildersNotTheAgents(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, overlay.Options{})
+	built, err := s.Build(t.Context(), overlay.Recipe{Dir: tree(t, map[string]string{"f": "f"})}, nil)
+	must(t, err)
+	f, err := s.Fork(t.Context(), built.World.ID)
+	must(t, err)
+	defer f.Release()
+	upper := t.TempDir()
+	program, link, dir := filepath.Join(upper, "program"), filepath.Join(upper, "same"), filepath.Join(upper, "dir")
+	must(t, os.WriteFile(program, []byte("x"), 0o755))
+	must(t, os.Link(program, link))
+	must(t, unix.Chmod(program, 0o7755))
+	must(t, unix.Setxattr(program, "security.capability", []byte{1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0))
+	must(t, unix.Setxattr(program, "user.kept", []byte("y"), 0))
+	must(t, os.Mkdir(dir, 0o777))
+	must(t, unix.Chmod(dir, 0o3777))
+	for _, c := range []struct {
+		harmless   bool
+		mode       uint32
+		capability bool
+	}{{harmless: true, mode: 0o1755}, {harmless: false, mode: 0o7755, capability: true}} {
+		of, err := os.Open(upper)
+		must(t, err)
+		w, err := f.Seal(t.Context(), overlay.SealInput{Upper: of, Recipe: "branch", Harmless: c.harmless})
+		must(t, errors.Join(err, of.Close()))
+		on, err := s.Fork(t.Context(), w.ID)
+		must(t, err)
+		top := on.Lowers()[0]
+		for _, name := range []string{"program", "same"} {
+			var st unix.Stat_t
+			must(t, unix.Lstat(filepath.Join(top, name), &st))
+			_, missing := unix.Getxattr(filepath.Join(top, name), "security.capability", make([]byte, 64))
+			if st.Mode&0o7777 != c.mode || (missing == nil) != c.capability {
+				t.Errorf("harmless %v: %s has mode %o, capability %v", c.harmless, name, st.Mode&0o7777, missing)
+			}
+			if _, err := unix.Getxattr(filepath.Join(top, name), "user.kept", make([]byte, 8)); err != nil {
+				t.Errorf("harmless %v: %s has lost user.kept: %v", c.harmless, name, err)
+			}
+		}
+		var st unix.Stat_t
+		must(t, unix.Lstat(filepath.Join(top, "dir"), &st))
+		if st.Mode&0o7777 != 0o3777 {
+			t.Errorf("harmless %v: the directory has mode %o", c.harmless, st.Mode&0o7777)
+		}
+		on.Release()
 	}
 }

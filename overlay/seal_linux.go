@@ -7,6 +7,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // SealInput says what of a fork becomes a world.
@@ -23,6 +25,9 @@ type SealInput struct {
 	Name string
 	// Key, unless empty, is what Cached finds the world by.
 	Key string
+	// Harmless leaves out set-id bits and capabilities of files: in a sandbox they are
+	// nothing, and another program that is handed the world may honour them.
+	Harmless bool
 }
 
 // Seal makes a world of the fork's own and one layer more: what the upper directory
@@ -86,6 +91,11 @@ func (f *Fork) sealUpper(ctx context.Context, in SealInput) (*staging, layer, er
 		return nil, layer{}, refuse("world_too_large", "", "what was changed is more than the %d entries and %d bytes of a layer", limits.Entries, limits.Bytes)
 	}
 	c.Changes = slices.DeleteFunc(c.Changes, func(c Change) bool { return c.Type == typeSocket })
+	if in.Harmless {
+		for i := range c.Changes {
+			c.Changes[i].disarm()
+		}
+	}
 	if len(c.Changes) == 0 {
 		return nil, layer{}, nil
 	}
@@ -99,6 +109,16 @@ func (f *Fork) sealUpper(ctx context.Context, in SealInput) (*staging, layer, er
 		return nil, layer{}, err
 	}
 	return st, l, nil
+}
+
+// disarm takes from a file what would give whoever runs it its owner's rights. A directory's
+// bits say only whose new files in it are.
+func (c *Change) disarm() {
+	if c.Type == typeDir {
+		return
+	}
+	c.Mode &^= unix.S_ISUID | unix.S_ISGID
+	delete(c.Xattrs, capability)
 }
 
 func (f *Fork) writeLayer(ctx context.Context, c Capture, pack string, st *staging) (layer, error) {

@@ -99,7 +99,7 @@ func (a *attempt) sealNow(ctx context.Context) (w overlay.World, of BranchOf, er
 		return a.heldStill(ctx, func() error {
 			var err error
 			w, err = a.fork.Seal(ctx, overlay.SealInput{
-				Upper: a.sb.Upper(), HostID: a.ids.HostID, Config: config, Recipe: "branch",
+				Upper: a.sb.Upper(), HostID: a.ids.HostID, Config: config, Recipe: "branch", Harmless: true,
 			})
 			return err
 		})

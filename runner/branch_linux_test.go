@@ -48,6 +48,17 @@ func TestBranchGoesOnFromTheFiles(t *testing.T) {
 	}
 }
 
+// X-F06: an agent's set-id bits go into its capture, and into no world.
+func TestABranchHasNoSetIDPrograms(t *testing.T) {
+	t.Parallel()
+	b := newRealBench(t)
+	parent := b.live("parent")
+	b.sh(parent, "echo x > f; chmod 6755 f; mkdir d; chmod 3777 d")
+	b.branch(parent, "parent/1")
+	b.says(b.key("parent/1"), "stat -c %a f d", "755\n3777\n")
+	b.says(parent, "stat -c %a f d", "6755\n3777\n")
+}
+
 func TestBranchIsScoredAndBranchedLikeAnyEpisode(t *testing.T) {
 	t.Parallel()
 	b := newRealBench(t)
