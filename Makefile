@@ -11,7 +11,10 @@ SETUP   := scripts/setup.sh
 TMPFS   := scripts/on-tmpfs.sh
 # Packages under test; `make test PKG=./overlay/...` tests some.
 PKG     ?= ./...
+# How long each fuzz target runs; with MINUTES until it had so many of CPU. FUZZ names one.
 FUZZTIME ?= 20s
+MINUTES ?=
+FUZZ    ?=
 # Packages that test-race tests; the others have few goroutines or only start processes.
 RACE    ?= ./runner/... ./daemon ./api ./sandbox/files ./policies ./internal/undo ./internal/egress
 # Who starts the sandboxes of demo and test-attacks: native, oci (by RUNTIME) or docker.
@@ -131,8 +134,8 @@ fmt: ## format Go code
 	@"$$($(SETUP) golangci)" fmt ./...
 
 .PHONY: fuzz
-fuzz: guest ## run every fuzz target for FUZZTIME (20s)
-	@$(TMPFS) scripts/fuzz.sh $(FUZZTIME)
+fuzz: guest ## run every fuzz target, or FUZZ=FuzzTar alone, for FUZZTIME (20s) or MINUTES of CPU
+	@FUZZTIME=$(FUZZTIME) MINUTES=$(MINUTES) $(TMPFS) scripts/fuzz.sh $(FUZZ)
 
 .PHONY: clean
 clean: ## remove what was built
