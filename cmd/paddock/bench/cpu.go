@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bufio"
 	"context"
 	"os"
 	"strconv"
@@ -42,22 +41,6 @@ func busyTime() time.Duration {
 		busy += time.Duration(n) * tick
 	}
 	return busy
-}
-
-// available is how much memory the host could still give, in bytes.
-func available() int64 {
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return 0
-	}
-	defer func() { _ = f.Close() }()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if rest, ok := strings.CutPrefix(s.Text(), "MemAvailable:"); ok {
-			kb, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(rest, "kB")), 10, 64)
-			return kb << 10
-		}
-	}
-	return 0
 }
 
 func pause(ctx context.Context, d time.Duration) error {

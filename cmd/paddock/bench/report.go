@@ -137,8 +137,8 @@ func (r *Report) computeRatios() {
 var figures = []string{"idle_mib", "docker_idle_mib", "capture_10k_ms", "exec_2000_vs_0", "live_max", "burst1000_p99_s"}
 
 var figureSays = map[string]string{
-	"idle_mib":        "memory of the whole host per idle episode, MiB",
-	"docker_idle_mib": "memory of the whole host per idle container, MiB",
+	"idle_mib":        "memory per idle episode that no cache gives back: the kernel's and that of daemon, launcher and sandbox; MiB",
+	"docker_idle_mib": "the same per idle container: the kernel's and that of the engine, its shims and the container; MiB",
 	"idle_vs_docker":  "memory per idle container over memory per idle episode",
 	"capture_10k_ms":  "finish of an episode that changed 10,000 files of 4 KiB (kill, capture with their bytes, record), ms",
 	"exec_2000_vs_0":  "median call with 2,000 live episodes over the median with none",

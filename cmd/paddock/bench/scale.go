@@ -44,55 +44,6 @@ func (b *bench) crowd(ctx context.Context, n int) (ids []string, leave func() er
 	return ids, leave, err
 }
 
-// idleMemory is what the host has less of, per episode that does nothing.
-func (b *bench) idleMemory(ctx context.Context) error {
-	n := 400
-	if b.Quick {
-		n = 100
-	}
-	before, err := b.quietMemory(ctx)
-	if err != nil {
-		return err
-	}
-	_, leave, err := b.crowd(ctx, n)
-	if err != nil {
-		return errors.Join(err, leave())
-	}
-	after, err := b.quietMemory(ctx)
-	b.report.Figures["idle_mib"] = float64(before-after) / float64(n) / (1 << 20)
-	if err := errors.Join(err, leave()); err != nil || b.docker == nil {
-		return err
-	}
-	return b.idleContainers(ctx)
-}
-
-func (b *bench) quietMemory(ctx context.Context) (int64, error) {
-	err := pause(ctx, time.Second)
-	return available(), err
-}
-
-func (b *bench) idleContainers(ctx context.Context) error {
-	const n = 12
-	before, err := b.quietMemory(ctx)
-	if err != nil {
-		return err
-	}
-	var ids []string
-	for range n {
-		id, err := b.docker.Start(ctx, idle)
-		if err != nil {
-			return err
-		}
-		ids = append(ids, id)
-	}
-	after, err := b.quietMemory(ctx)
-	b.report.Figures["docker_idle_mib"] = float64(before-after) / n / (1 << 20)
-	for _, id := range ids {
-		err = errors.Join(err, b.docker.Remove(ctx, id))
-	}
-	return err
-}
-
 // captureMany is the finish of an episode that changed 10,000 files of 4 KiB: the kill, the
 // capture of their bytes, and the record of its outcome.
 func (b *bench) captureMany(ctx context.Context) error {
