@@ -61,12 +61,40 @@ var processes = []attack{
 		id: "X-P16", does: "takes all descriptors, watches and timers", run: "attack exhaust",
 		want: "files EMFILE\ninotify EMFILE\nepoll EMFILE\ntimerfd EMFILE\npipes EMFILE\ntimers EAGAIN",
 	},
+	{
+		id: "X-P16b", does: "keeps all that the kernel counts by user", run: "attack hold >/tmp/held 2>&1 & until grep -q held /tmp/held; do sleep 0.05; done; cat /tmp/held", want: "held ok",
+		typed: func(c call) bool { return c.Code != nil && c.Leftover > 0 }, then: othersHaveTheirShare,
+	},
 	{id: "X-P17", does: "makes IPC objects and keys", run: "attack ipc", want: "shm ok\nsem ok\nmsg ok\nmq EMFILE\nkeyring EPERM", strict: "shm EPERM\nsem EPERM\nmsg EPERM\nmq EPERM\nkeyring EPERM"},
 	{
 		id: "X-P18", does: "raises priorities and limits", run: "attack privileges",
 		want: "nice EACCES\nfifo EPERM\ndeadline EPERM\nioprio EPERM\nmlock ENOMEM\nmlockall ENOMEM\nnofile EPERM\ncore EPERM\noom EACCES",
 	},
 	{id: "X-P19", does: "fsync and sync storm", run: "attack sync_storm", want: "storm ok"},
+}
+
+// othersHaveTheirShare holds that another sandbox and the host still get what this one took
+// all of.
+func othersHaveTheirShare(t *testing.T, b *box, _ call) {
+	t.Helper()
+	const both = "inotify ok\ntimers ok\n"
+	if b.sh(t, "attack take").out == both {
+		t.Error("the sandbox itself gets more: it did not hold all")
+	}
+	others := b.h.bystander.sh(t, "attack take")
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err == nil {
+		err = unix.Close(fd)
+	}
+	if b.h.differs("X-P16b").shared {
+		if !strings.HasPrefix(others.out, "inotify EMFILE\n") || err == nil {
+			t.Errorf("the bystander %q, the host %v: what is declared to be shared is not", others.out, err)
+		}
+		return
+	}
+	if others.out != both || err != nil {
+		t.Errorf("the bystander: %q %q, want %q; the host: %v", others.out, others.err, both, err)
+	}
 }
 
 // huntExe runs the world's script with the interpreter /proc/self/exe, while a hunter in

@@ -728,7 +728,15 @@ static void clone_guest(uint32_t id, struct cursor *c, const int *fds, int nfds)
 		a.flags |= 0x200000000; // INTO_CGROUP
 		a.cgroup = fds[1];
 	}
+	// The kernel counts what a sandbox takes of some things (inotify instances, pending signals,
+	// locked memory) also as its user namespace's maker's: as ours, root's, one sandbox could
+	// take the whole host's share of them. So its own root makes it.
+	if (syscall(SYS_setresuid, -1, host, -1) < 0)
+		return answer_failed(id, 0, errno);
 	pid_t pid = syscall(435 /* clone3 */, &a, sizeof a);
+	int failure = errno;
+	if (pid != 0 && syscall(SYS_setresuid, -1, 0, -1) < 0)
+		_exit(5);
 	if (pid == 0) {
 		if (be_born(fds[0], fds + used, nfds - used, home) < 0) {
 			dprintf(2, "guest: %s: %s\n", failed_step, strerror(saved_errno));
@@ -737,7 +745,7 @@ static void clone_guest(uint32_t id, struct cursor *c, const int *fds, int nfds)
 		return;
 	}
 	if (pid < 0)
-		return answer_failed(id, 0, errno);
+		return answer_failed(id, 0, failure);
 	int32_t words[] = {pid};
 	if (write_map(pid, "uid_map", host, size) < 0 || write_map(pid, "gid_map", host, size) < 0) {
 		int error = errno;
@@ -836,6 +844,8 @@ int main(int argc, char **argv) {
 	fcntl(SOCK, F_SETFD, FD_CLOEXEC);
 	if (getpid() == 1 && begin() < 0)
 		return 1;
+	if (!is_guest) // clone_guest changes its user, and keeps its capabilities; a guest has no such bit
+		prctl(PR_SET_SECUREBITS, 1 << 2 /* NO_SETUID_FIXUP */, 0, 0, 0);
 	for (;;) {
 		struct pollfd p[] = {{SOCK, POLLIN, 0}, {signals, POLLIN, 0}};
 		if (poll(p, is_guest ? 2 : 1, -1) < 0 && errno != EINTR)

@@ -151,6 +151,32 @@ static void exhaust(void) {
 			wait(0);
 }
 
+// X-P16: takes all of what the kernel counts by user, and keeps it.
+static void hold(void) {
+	int (*get[])(void) = {notify, posix_timer}, fds[2];
+	char done;
+	if (pipe(fds) < 0)
+		return;
+	for (int i = 0; i < 2; i++) {
+		if (fork() == 0) {
+			while (get[i]() >= 0)
+				;
+			if (write(fds[1], "", 1) == 1)
+				pause();
+			_exit(1);
+		}
+		if (read(fds[0], &done, 1) != 1)
+			return;
+	}
+	say("held", 0);
+	pause();
+}
+
+static void take(void) {
+	TRY("inotify", notify());
+	TRY("timers", posix_timer());
+}
+
 static void ipc(void) {
 	TRY("shm", shmget(0x5041, 4096, IPC_CREAT | 0600));
 	TRY("sem", semget(0x5041, 1, IPC_CREAT | 0600));
@@ -373,7 +399,7 @@ static const struct {
 	void (*run)(void);
 } all[] = {
 #define A(n) {#n, n}
-	A(memfd_bomb), A(exe), A(hunt_exe), A(init_memory), A(exhaust), A(ipc), A(privileges), A(sync_storm), A(join),
+	A(memfd_bomb), A(exe), A(hunt_exe), A(init_memory), A(exhaust), A(hold), A(take), A(ipc), A(privileges), A(sync_storm), A(join),
 	A(kernel_files), A(cgroup), A(shocker), A(xattrs), A(names), A(links), A(flags), A(sockets), A(swap), A(network), A(abstract), A(ids), A(families), A(reboot_now),
 };
 
