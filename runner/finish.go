@@ -423,10 +423,10 @@ func (a *attempt) letGo() {
 	}
 }
 
-const (
-	packFile    = "pack"
-	captureFile = "capture.json"
-)
+// CaptureFile is the name of what a capture found, in an attempt's directory.
+const CaptureFile = "capture.json"
+
+const packFile = "pack"
 
 // saveCapture writes capture.json: whole or not at all.
 func saveCapture(dir string, c overlay.Capture) error {
@@ -434,7 +434,7 @@ func saveCapture(dir string, c overlay.Capture) error {
 	if err != nil {
 		return fmt.Errorf("encode capture: %w", err)
 	}
-	tmp := filepath.Join(dir, captureFile+".tmp")
+	tmp := filepath.Join(dir, CaptureFile+".tmp")
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return fmt.Errorf("capture: %w", err)
@@ -443,14 +443,14 @@ func saveCapture(dir string, c overlay.Capture) error {
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("capture: %w", err)
 	}
-	if err := os.Rename(tmp, filepath.Join(dir, captureFile)); err != nil {
+	if err := os.Rename(tmp, filepath.Join(dir, CaptureFile)); err != nil {
 		return fmt.Errorf("capture: %w", err)
 	}
 	return nil
 }
 
 func loadCapture(dir string) (overlay.Capture, error) {
-	raw, err := os.ReadFile(filepath.Join(dir, captureFile))
+	raw, err := os.ReadFile(filepath.Join(dir, CaptureFile))
 	if errors.Is(err, os.ErrNotExist) {
 		return overlay.Capture{}, notFound("the attempt has no capture")
 	}

@@ -296,7 +296,7 @@ func (g *grading) inputs(ctx context.Context, w *layerWriter) {
 		w.json(InputDir+"/capture.json", overlay.Capture{Changes: []overlay.Change{}})
 		return
 	}
-	w.copy(InputDir+"/capture.json", filepath.Join(g.in.Dir, captureFile))
+	w.copy(InputDir+"/capture.json", filepath.Join(g.in.Dir, CaptureFile))
 	rd, _, err := g.r.cfg.Record.Trajectory(ctx, g.in.Key, g.in.Attempt.N)
 	if err != nil {
 		w.fail(err)

@@ -9,8 +9,8 @@ import (
 // Durability is how far a write must have come before it returns.
 type Durability int
 
-// Lazy writes are done soon and in order, Written ones survive the daemon's death,
-// Synced ones the host's.
+// Lazy writes are done soon, each attempt's in order, and not at all where a later one
+// replaces them. Written ones survive the daemon's death, Synced ones the host's.
 const (
 	Lazy Durability = iota
 	Written

@@ -643,6 +643,14 @@ func TestCrashLeavesInterrupted(t *testing.T) {
 	b := newBench(t)
 	done, live := b.live("done"), b.live("live", func(s *runner.EpisodeSpec) { s.Retries = 1 })
 	b.finish(done)
+	for deadline := time.Now().Add(10 * time.Second); ; <-time.After(time.Millisecond) { // a state is on record soon, not at once
+		if _, all, err := b.cfg.Record.Attempts(t.Context(), live); err == nil && all[0].State == runner.Live {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the live state is not on record")
+		}
+	}
 	dead := b.Runner // its sandboxes outlive the record's new owner here, as none would
 	b.restart()
 	defer dead.Close(t.Context())

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"github.com/paddock-run/paddock/runner"
 )
@@ -38,14 +39,22 @@ func (r *Record) attemptDir(key runner.Key, n int) string {
 // Dir is the attempt's directory, made when missing.
 func (r *Record) Dir(key runner.Key, n int) (string, error) {
 	dir := r.attemptDir(key, n)
-	err := os.Mkdir(dir, 0o700)
+	err := mkdir(dir)
 	if errors.Is(err, os.ErrNotExist) { // the first attempt's
-		err = os.MkdirAll(dir, 0o700)
-	}
-	if errors.Is(err, os.ErrExist) {
-		err = nil
+		err = mkdir(filepath.Dir(dir))
+		if err == nil {
+			err = mkdir(dir)
+		}
 	}
 	return dir, err
+}
+
+func mkdir(dir string) error {
+	err := os.Mkdir(dir, 0o700)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	return err
 }
 
 // Journal opens the journal of calls for appending. A torn last line, which a crash
@@ -266,12 +275,26 @@ func (r *Record) DeleteEpisode(ctx context.Context, key runner.Key) error {
 	if err := r.do(ctx, runner.Lazy, write{query: "DELETE FROM payloads" + whose, args: args}); err != nil {
 		return err
 	}
-	err := r.do(ctx, runner.Written, write{query: "DELETE FROM attempts" + whose, args: args, must: true})
+	err := r.do(ctx, runner.Written, write{query: "DELETE FROM attempts" + whose, args: args, must: true, ends: key})
 	if runner.KindOf(err) == runner.KindNotFound {
 		err = missing("no episode %q in run %q", key.ID, key.Run)
 	}
 	if err != nil {
 		return err
 	}
-	return os.RemoveAll(r.episodeDir(key))
+	return removeEpisode(r.episodeDir(key))
+}
+
+// removeEpisode removes an episode's directory. Most have one attempt with these files, which
+// need no list of what is there.
+func removeEpisode(dir string) error {
+	first := filepath.Join(dir, "1")
+	for _, at := range []string{filepath.Join(first, trajectoryFile), filepath.Join(first, runner.CaptureFile)} {
+		_ = syscall.Unlink(at)
+	}
+	_ = syscall.Rmdir(first)
+	if syscall.Rmdir(dir) == nil {
+		return nil
+	}
+	return os.RemoveAll(dir)
 }

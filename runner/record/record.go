@@ -18,7 +18,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -82,8 +81,10 @@ type write struct {
 	// must says that no changed row is an error: the row is not there.
 	must bool
 	// attempt names the attempt whose state this is. Where nobody waits for it, it may be
-	// done a moment later, or not at all when a later state is done with it.
+	// done a moment later, or not at all when a later state comes before.
 	attempt attemptKey
+	// ends says that no state of the episode that was asked for before is to be done after.
+	ends runner.Key
 }
 
 // patient says that the write may be done a moment later.
@@ -220,62 +221,80 @@ func (r *Record) writer(ctx context.Context, db *sql.DB, conn *sql.Conn) {
 	defer db.Close()   //nolint:errcheck // everything is committed
 	defer conn.Close() //nolint:errcheck // as above
 	prepared := map[string]*sql.Stmt{}
-	for first := range r.writes {
-		commit(ctx, conn, prepared, dropOvertaken(r.gather(first)))
+	held := heldStates{all: map[attemptKey]*write{}}
+	for open := true; open; {
+		var batch []*write
+		if batch, open = held.next(r.writes); len(batch) > 0 {
+			commit(ctx, conn, prepared, batch)
+		}
 	}
 }
 
-// linger is how long states that nobody waits for are kept for others to join them.
-const linger = 2 * time.Millisecond
+// linger is how long states that nobody waits for are held: most are overtaken meanwhile,
+// since an attempt starts in a few milliseconds, and many end soon after.
+const linger = 20 * time.Millisecond
 
-// gather takes what is queued behind the first write, and lingers while all are patient.
-func (r *Record) gather(first *write) []*write {
-	batch := append(make([]*write, 0, 16), first)
-	var late <-chan time.Time
-	for patient := first.patient(); len(batch) < maxBatch; {
-		var w *write
-		if patient {
-			if late == nil {
-				late = time.After(linger)
-			}
-			select {
-			case w = <-r.writes:
-			case <-late:
-			}
-		} else {
-			select {
-			case w = <-r.writes:
-			default:
-			}
-		}
-		if w == nil { // too late, nothing queued, or closed
-			break
-		}
-		batch = append(batch, w)
-		patient = patient && w.patient()
-	}
-	return batch
+// heldStates are the states that nobody waits for, the last of each attempt.
+type heldStates struct {
+	all map[attemptKey]*write
+	// due is when they are to be done; nil while there are none.
+	due <-chan time.Time
 }
 
-// dropOvertaken leaves out the states that a later one of the same attempt replaces.
-func dropOvertaken(batch []*write) []*write {
-	if len(batch) == 1 {
+// next waits for what is to be committed together. Once the writes are closed, it is the last.
+func (h *heldStates) next(writes <-chan *write) (batch []*write, open bool) {
+	select {
+	case w, ok := <-writes:
+		if !ok {
+			return h.take(nil), false
+		}
+		batch = h.add(batch, w)
+	case <-h.due:
+		return h.take(nil), true
+	}
+	for len(batch) < maxBatch && len(h.all) < maxBatch {
+		select {
+		case w, ok := <-writes:
+			if !ok {
+				return h.take(batch), false
+			}
+			batch = h.add(batch, w)
+			continue
+		default:
+		}
+		return batch, true
+	}
+	return h.take(batch), true
+}
+
+// add holds a patient write, and gives up what another overtakes.
+func (h *heldStates) add(batch []*write, w *write) []*write {
+	if w.patient() {
+		if h.due == nil {
+			h.due = time.After(linger)
+		}
+		h.all[w.attempt] = w
 		return batch
 	}
-	later := map[attemptKey]bool{}
-	kept := make([]*write, len(batch))
-	at := len(batch)
-	for _, w := range slices.Backward(batch) {
-		if w.patient() && later[w.attempt] {
-			continue
+	delete(h.all, w.attempt)
+	if w.ends != (runner.Key{}) {
+		for k := range h.all {
+			if k.Key == w.ends {
+				delete(h.all, k)
+			}
 		}
-		if w.attempt != (attemptKey{}) {
-			later[w.attempt] = true
-		}
-		at--
-		kept[at] = w
 	}
-	return kept[at:]
+	return append(batch, w)
+}
+
+// take lets go of all that is held, behind batch.
+func (h *heldStates) take(batch []*write) []*write {
+	for _, w := range h.all {
+		batch = append(batch, w)
+	}
+	clear(h.all)
+	h.due = nil
+	return batch
 }
 
 // commit does a batch in one transaction. A statement that fails takes only itself out:
