@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // digestVersion is in front of each of the four digests, so that a change of what they
@@ -25,17 +27,12 @@ func canonical(v any) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
-	tree, err := decodeTree(raw)
+	text := jsontext.Value(raw)
+	err = text.Format(jsontext.ReorderRawObjects(true), jsontext.EscapeForJS(true), jsontext.SpaceAfterColon(false), jsontext.SpaceAfterComma(false))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("sort keys: %w", err)
 	}
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(tree); err != nil {
-		return nil, fmt.Errorf("encode: %w", err)
-	}
-	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
+	return text, nil
 }
 
 func decodeTree(raw []byte) (any, error) {
