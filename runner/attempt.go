@@ -81,6 +81,8 @@ type attempt struct {
 	idle         chan struct{} // closed while nothing is in flight
 	sessions     map[string]*session
 	users        map[string]resolved
+	// lookedUp: users were looked up in the sandbox's files.
+	lookedUp bool
 }
 
 // command is a request to the attempt's goroutine.

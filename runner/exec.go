@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/sandbox"
@@ -175,8 +176,7 @@ func (a *attempt) resolveUser(ctx context.Context, ref string) (resolved, *CallE
 	if ok {
 		return known, nil
 	}
-	passwd, group := a.userFile(ctx, "/etc/passwd"), a.userFile(ctx, "/etc/group")
-	user, home, shell, err := sandbox.LookupUser(passwd, group, ref)
+	who, err := a.lookUpUser(ctx, ref)
 	if err != nil {
 		kind := "invalid_user"
 		if ue, ok := errors.AsType[*sandbox.UserError](err); ok {
@@ -184,20 +184,74 @@ func (a *attempt) resolveUser(ctx context.Context, ref string) (resolved, *CallE
 		}
 		return resolved{}, &CallError{Kind: kind, Detail: err.Error()}
 	}
-	if err := a.policy.CheckUser(user.UID); err != nil {
+	if err := a.policy.CheckUser(who.user.UID); err != nil {
 		kind := "user_refused"
 		if re, ok := errors.AsType[*policies.RefusalError](err); ok {
 			kind = re.Kind
 		}
 		return resolved{}, &CallError{Kind: kind, Detail: err.Error()}
 	}
-	who := resolved{user: user, home: home, shell: shell}
 	a.mu.Lock()
 	if len(a.users) < 64 {
 		a.users[ref] = who
 	}
 	a.mu.Unlock()
 	return who, nil
+}
+
+// lookUpUser reads the sandbox's files. Those that nothing can have changed yet are the
+// world's own, and what one episode finds there is every other's.
+func (a *attempt) lookUpUser(ctx context.Context, ref string) (resolved, error) {
+	untouched := a.firstLookUp()
+	k := userOf{world: a.plan.World, ref: ref}
+	if who, ok := a.r.users.get(k); ok && untouched {
+		return who, nil
+	}
+	passwd, group := a.userFile(ctx, "/etc/passwd"), a.userFile(ctx, "/etc/group")
+	user, home, shell, err := sandbox.LookupUser(passwd, group, ref)
+	who := resolved{user: user, home: home, shell: shell}
+	if err == nil && untouched {
+		a.r.users.put(k, who)
+	}
+	return who, err
+}
+
+// firstLookUp says whether no call and no program has been in the sandbox yet but the one
+// that asks, and that it has not asked before.
+func (a *attempt) firstLookUp() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	first := !a.lookedUp && a.program == nil && a.rec.Calls == 0 && len(a.inflight) <= 1
+	a.lookedUp = true
+	return first
+}
+
+// userOf names a user in a world's own files.
+type userOf struct{ world, ref string }
+
+// worldUsers are users as worlds' own files have them.
+type worldUsers struct {
+	mu  sync.Mutex
+	all map[userOf]resolved
+}
+
+// maxWorldUsers bounds them; past it they are read anew.
+const maxWorldUsers = 1024
+
+func (w *worldUsers) get(k userOf) (resolved, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	who, ok := w.all[k]
+	return who, ok
+}
+
+func (w *worldUsers) put(k userOf, who resolved) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.all == nil || len(w.all) >= maxWorldUsers {
+		w.all = map[userOf]resolved{}
+	}
+	w.all[k] = who
 }
 
 func (a *attempt) userFile(ctx context.Context, path string) []byte {

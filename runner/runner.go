@@ -74,6 +74,7 @@ type Runner struct {
 	trials    trialQueue
 	names     string
 	started   atomic.Int64
+	users     worldUsers
 	wg        sync.WaitGroup
 
 	// holding is held while it is decided who holds a world.
