@@ -32,7 +32,7 @@ type Config struct {
 	Scratch string
 	// Docker is a Docker Engine's URL; empty is DOCKER_HOST or the default socket.
 	Docker string
-	// Heavy reaches a daemon for the rows trace and humaneval, whose own CPU time and that of
+	// Heavy reaches a daemon for the rows trace, judge and humaneval, whose own CPU time and that of
 	// its sandboxes HeavyCPU tells; HeavyCPU is nil where the host has no cgroup2.
 	Heavy    *api.Client
 	HeavyCPU func() (time.Duration, error)

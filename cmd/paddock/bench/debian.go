@@ -32,7 +32,9 @@ func (b *bench) heavy(ctx context.Context) error {
 	if b.report.Absent[debianWorld] != "" {
 		return nil
 	}
-	return b.steps(ctx, []step{{RowTrace, "coding traces", b.traces}, {RowHumanEval, "HumanEval", b.humanEvals}})
+	return b.steps(ctx, []step{
+		{RowTrace, "coding traces", b.traces}, {RowJudge, "judge", b.judges}, {RowHumanEval, "HumanEval", b.humanEvals},
+	})
 }
 
 // buildDebian makes the world that tasks stand on. That there can be none is no error.

@@ -69,8 +69,7 @@ func (b *bench) manyJobs() []job {
 		jobs = append(jobs, job{name: "acquire", what: "create where a warm sandbox waits, over the socket", each: 30, do: b.acquire})
 	}
 	if b.GoJudge != "" {
-		judge := goJudge{url: b.GoJudge}
-		jobs = append(jobs, job{name: "gojudge8", what: "go-judge /run of true, 8 at a time, wall time per run", each: 1, ops: 80, do: eight(80, judge.run)})
+		jobs = append(jobs, job{name: "gojudge8", what: "go-judge /run of true, 8 at a time, wall time per run", each: 1, ops: 80, do: eight(80, goJudge{url: b.GoJudge}.true)})
 	} else {
 		b.report.Absent["go-judge"] = "no --go-judge URL was given"
 	}

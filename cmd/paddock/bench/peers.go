@@ -1,13 +1,10 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -98,33 +95,4 @@ func bundleSpec() *specs.Spec {
 			{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
 		}},
 	}
-}
-
-// goJudge is a go-judge server.
-type goJudge struct{ url string }
-
-// run runs true once.
-func (g goJudge) run(ctx context.Context) (time.Duration, error) {
-	const body = `{"cmd":[{"args":["/bin/true"],"env":["PATH=/usr/bin:/bin"],"files":[{"content":""},{"name":"stdout","max":4096},{"name":"stderr","max":4096}],` +
-		`"cpuLimit":1000000000,"memoryLimit":67108864,"procLimit":16}]}`
-	began := time.Now()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(g.url, "/")+"/run", bytes.NewBufferString(body))
-	if err != nil {
-		return 0, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	raw, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	if err != nil {
-		return 0, err
-	}
-	var answer []struct{ Status string }
-	if err := json.Unmarshal(raw, &answer); err != nil || len(answer) != 1 || answer[0].Status != "Accepted" {
-		return 0, fmt.Errorf("go-judge answered %.200s", raw)
-	}
-	return time.Since(began), nil
 }

@@ -103,6 +103,7 @@ var quoted = []struct {
 	{"exec_http_vs_host", "exec", "host_exec", "the same command, over HTTP, against fork+exec on the host (1 is the floor)", median},
 	{"fork_2g_vs_10m", "create_2g", "create_10m", "start on a 2 GB world against a 10 MB world, 10th percentiles (1 is ideal)", quick},
 	{"trace_vs_docker", "docker_trace8", "trace8", "a coding trace of 30 calls, finish and score, 8 at a time: times the episodes per core-hour of docker run and docker exec (wall time, all CPUs being held)", median},
+	{"judge_vs_gojudge", "gojudge_judge8", "judge8", "Python one-liners judged by one case of standard input and output, 8 at a time, each in a fork of its own: times the throughput of go-judge's /run, which uses its containers again", median},
 	{"humaneval_vs_docker", "docker_humaneval", "humaneval", "HumanEval solutions scored, 8 at a time: times faster than each in a container of its own by docker run", median},
 	{"trace_vs_bare", "trace8", "bare_trace8", "the same trace: CPU time over that of the same commands bare on the host (1 is the floor)", cpuTime},
 }
@@ -134,7 +135,7 @@ func (r *Report) computeRatios() {
 }
 
 // figures say what each of Figures is, in the report's order.
-var figures = []string{"idle_mib", "docker_idle_mib", "capture_10k_ms", "exec_2000_vs_0", "live_max", "burst1000_p99_s"}
+var figures = []string{"idle_mib", "docker_idle_mib", "capture_10k_ms", "exec_2000_vs_0", "live_max", "burst1000_p99_s", "texts_per_s"}
 
 var figureSays = map[string]string{
 	"idle_mib":        "memory per idle episode that no cache gives back: the kernel's and that of daemon, launcher and sandbox; MiB",
@@ -143,6 +144,7 @@ var figureSays = map[string]string{
 	"capture_10k_ms":  "finish of an episode that changed 10,000 files of 4 KiB (kill, capture with their bytes, record), ms",
 	"exec_2000_vs_0":  "median call with 2,000 live episodes over the median with none",
 	"live_max":        "live episodes that all answered a call (2,000 are tried)",
+	"texts_per_s":     "completions compared with the answers of a data set by the rule text, over the socket, per second",
 	"burst1000_p99_s": "1,000 creates at once: p99 until the first call has ended, s",
 }
 

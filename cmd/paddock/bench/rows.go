@@ -19,11 +19,12 @@ const (
 	RowLive      = "live"
 	RowBurst     = "burst"
 	RowTrace     = "trace"
+	RowJudge     = "judge"
 	RowHumanEval = "humaneval"
 )
 
 var (
-	rowNames = []string{RowRounds, RowIdle, RowCapture, RowLive, RowBurst, RowTrace, RowHumanEval}
+	rowNames = []string{RowRounds, RowIdle, RowCapture, RowLive, RowBurst, RowTrace, RowJudge, RowHumanEval}
 	// quickRows take less than a minute together.
 	quickRows = []string{RowRounds, RowIdle, RowCapture}
 )
@@ -51,7 +52,7 @@ func PickRows(names []string, quick bool) (Rows, error) {
 }
 
 // Heavy says whether these rows need the daemon for whole tasks.
-func (r Rows) Heavy() bool { return r[RowTrace] || r[RowHumanEval] }
+func (r Rows) Heavy() bool { return r[RowTrace] || r[RowJudge] || r[RowHumanEval] }
 
 // step measures one row outside of the rounds.
 type step struct {

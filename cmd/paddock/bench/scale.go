@@ -19,6 +19,7 @@ func (b *bench) scale(ctx context.Context) error {
 		{RowCapture, "capture of 10,000 files", b.captureMany},
 		{RowLive, "2,000 live episodes", b.manyLive},
 		{RowBurst, "1,000 creates at once", b.burst},
+		{RowJudge, "scores of texts", b.texts},
 	})
 }
 
