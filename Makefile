@@ -46,7 +46,7 @@ demo: build ## run the training loop of 64 episodes end to end; LAUNCHER=oci or 
 	@$(WITH_ENGINE) bin/paddock demo --launcher $(LAUNCHER) $(addprefix --runtime ,$(RUNTIME)) $(addprefix --runtime-path ,$(RUNTIME_PATH))
 
 .PHONY: test
-test: build test-python test-v2 test-race test-unit ## pass every test: some on cgroup v2, some with the race detector, then all of them
+test: build test-python examples test-v2 test-race test-unit ## pass every test: the examples in small, some on cgroup v2, some with the race detector, then all of them
 
 .PHONY: test-unit
 test-unit: guest ## all unit, contract and root tests on this host
@@ -86,7 +86,7 @@ test-gvisor: build ## gVisor: build runsc once, then the launchers' suite and th
 		bin/paddock demo --launcher oci --runtime runsc --runtime-path "$$runsc"
 
 .PHONY: test-all
-test-all: ## all that test does, the race detector on every package, all attacks on cgroup v2 and under each launcher, a hostile batch, lint, the examples, and a fuzz of every target
+test-all: ## all that test does, the race detector on every package, all attacks on cgroup v2 and under each launcher, a hostile batch, lint, and a fuzz of every target
 	@$(MAKE) test RACE=./...
 	@$(MAKE) test-v2-attacks
 	@$(MAKE) test-attacks LAUNCHER=oci RUNTIME=runc
@@ -94,7 +94,6 @@ test-all: ## all that test does, the race detector on every package, all attacks
 	@$(MAKE) test-attacks LAUNCHER=docker
 	@$(MAKE) bench-hostile
 	@$(MAKE) lint
-	@$(MAKE) examples
 	@$(MAKE) fuzz
 
 .PHONY: humaneval
