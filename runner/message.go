@@ -32,6 +32,9 @@ type Message struct {
 	Generation int64 // 0 is not checked
 	Op         string
 	Body       json.RawMessage
+	// Told, when set, is what the program gets in the place of Body: a JSON object that may
+	// be long, or not for the record, which has Body alone.
+	Told json.RawMessage
 	// TimeoutS bounds the wait for the reply; 0 is the episode's call_s.
 	TimeoutS float64
 	// Keep, when set, says what to keep, given the reply; it must be quick.
@@ -76,8 +79,11 @@ func (r *Runner) Message(ctx context.Context, key Key, m Message) (Reply, error)
 	if !(m.TimeoutS >= 0 && m.TimeoutS <= maxSeconds) {
 		return Reply{}, badField("timeout_s", "%v is not in 0 to %d seconds", m.TimeoutS, int(maxSeconds))
 	}
-	if len(m.Body) > 0 && (m.Body[0] != '{' || !json.Valid(m.Body)) {
+	if !isObject(m.Body) {
 		return Reply{}, badField("body", "is not a JSON object")
+	}
+	if !isObject(m.Told) {
+		return Reply{}, badField("told", "is not a JSON object")
 	}
 	if err := r.fence(ctx, key, m.Generation); err != nil {
 		return Reply{}, err
@@ -128,12 +134,20 @@ func (a *attempt) message(ctx context.Context, m Message) (Reply, error) {
 	return reply, a.recordMessage(ctx, c, m, &reply)
 }
 
+// isObject says whether a part of a message is a JSON object, or is not there.
+func isObject(body json.RawMessage) bool {
+	return len(body) == 0 || body[0] == '{' && json.Valid(body)
+}
+
 // line is a message as the program gets it.
 func line(m Message) []byte {
-	var b bytes.Buffer
-	b.Grow(len(m.Body) + len(m.Op) + 16)
-	b.WriteString(`{"op":"` + m.Op + `"`)
 	body := m.Body
+	if len(m.Told) > 0 {
+		body = m.Told
+	}
+	var b bytes.Buffer
+	b.Grow(len(body) + len(m.Op) + 16)
+	b.WriteString(`{"op":"` + m.Op + `"`)
 	if bytes.ContainsAny(body, "\n\r") {
 		var one bytes.Buffer
 		_ = json.Compact(&one, body) // is valid

@@ -73,6 +73,10 @@ func TestAProgramAnswersMessagesAsRecordedCalls(t *testing.T) {
 			t.Errorf("step %q = %s (%+v), want %s", body, got.Frame.Line, got.Result.Error, want)
 		}
 	}
+	told, err := b.Message(t.Context(), key, runner.Message{Op: "told", Body: json.RawMessage(`{"short":1}`), Told: json.RawMessage(`{"long":2}`)})
+	if err != nil || string(told.Frame.Line) != `{"got":{"op":"told","long":2}}` {
+		t.Errorf("told = %s, %v; want what was told, not the body", told.Frame.Line, err)
+	}
 	if got := b.say(key, "raw", ""); string(got.Frame.Raw) != "a\nb" {
 		t.Errorf("raw bytes %q", got.Frame.Raw)
 	}
@@ -80,7 +84,7 @@ func TestAProgramAnswersMessagesAsRecordedCalls(t *testing.T) {
 	if err != nil || len(thin.Frame.Line) == 0 {
 		t.Errorf("thin = %+v, %v", thin, err)
 	}
-	if res := b.call(key, runner.CallSpec{Tool: "exec", Argv: []string{"true"}}); res.Code == nil || *res.Code != 0 || res.Seq != 7 {
+	if res := b.call(key, runner.CallSpec{Tool: "exec", Argv: []string{"true"}}); res.Code == nil || *res.Code != 0 || res.Seq != 8 {
 		t.Errorf("a call beside the messages = %+v", res)
 	}
 	rd, err := b.Trajectory(t.Context(), key, 0)
@@ -98,15 +102,18 @@ func TestAProgramAnswersMessagesAsRecordedCalls(t *testing.T) {
 			t.Fatal(err)
 		}
 		ops = append(ops, line.Call.Tool)
+		if line.Call.Tool == "told" && string(line.Call.Args) != `{"short":1}` {
+			t.Errorf("recorded %s, want the body alone", line.Call.Args)
+		}
 		if line.Call.Tool == "raw" && string(line.Result.Stdout.Head) != "{\"frames\":[3]}\na\nb" {
 			t.Errorf("recorded reply %q", line.Result.Stdout.Head)
 		}
 	}
-	if want := []string{"step", "step", "step", "step", "raw", "exec"}; !slices.Equal(ops, want) {
+	if want := []string{"step", "step", "step", "step", "told", "raw", "exec"}; !slices.Equal(ops, want) {
 		t.Errorf("recorded %v, want %v", ops, want)
 	}
 	ep, err := b.Finish(t.Context(), key, runner.FinishSpec{})
-	if last := ep.Last(); err != nil || last.Calls != 7 || last.End.Status != runner.OK {
+	if last := ep.Last(); err != nil || last.Calls != 8 || last.End.Status != runner.OK {
 		t.Errorf("Finish() = %+v, %v", last, err)
 	}
 }
