@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 )
 
 // Worlds lists the worlds.
@@ -196,4 +197,27 @@ func (c *Client) OpenSimulator(ctx context.Context, spec SimulatorSpec) (Simulat
 // Simulator returns an open simulator.
 func (c *Client) Simulator(ctx context.Context, id string) (Simulator, error) {
 	return get[Simulator](ctx, c, "/v1/simulators/"+segment(id), nil)
+}
+
+// Snapshots lists snapshots of environments in order of their ids: at most so many, 1000
+// unless more than 0, after an id.
+func (c *Client) Snapshots(ctx context.Context, after string, most int) (Snapshots, error) {
+	q := url.Values{}
+	if after != "" {
+		q.Set("after", after)
+	}
+	if most > 0 {
+		q.Set("max", strconv.Itoa(most))
+	}
+	return get[Snapshots](ctx, c, "/v1/snapshots", q)
+}
+
+// Snapshot returns a snapshot of an environment.
+func (c *Client) Snapshot(ctx context.Context, id string) (Snapshot, error) {
+	return get[Snapshot](ctx, c, "/v1/snapshots/"+segment(id), nil)
+}
+
+// DropSnapshot forgets a snapshot. Environments that were restored from it go on.
+func (c *Client) DropSnapshot(ctx context.Context, id string) error {
+	return c.do(ctx, call{method: http.MethodDelete, path: "/v1/snapshots/" + segment(id)}, nil, nil)
 }

@@ -67,8 +67,10 @@ type Config struct {
 	Datasets *dataset.Store
 	// Apps serves apps.
 	Apps *app.Service
-	Host policies.Host
-	Log  *slog.Logger
+	// Simulators makes environments.
+	Simulators *simulator.Service
+	Host       policies.Host
+	Log        *slog.Logger
 	// MaxConns caps open connections; 0 is DefaultMaxConns. Half as many again may come from
 	// other hosts.
 	MaxConns int
@@ -118,7 +120,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.MaxConns == 0 {
 		cfg.MaxConns = DefaultMaxConns
 	}
-	s := &Server{cfg: cfg, run: cfg.Runner, sims: simulator.New(cfg.Runner), log: cfg.Log, metrics: newMetrics(), started: time.Now()}
+	s := &Server{cfg: cfg, run: cfg.Runner, sims: cfg.Simulators, log: cfg.Log, metrics: newMetrics(), started: time.Now()}
 	s.ending, s.end = context.WithCancelCause(context.Background())
 	s.metrics.watch(cfg.Runner.Capacity)
 	s.fusion = fusion.New(cfg.Judge, cfg.JudgeWorld, cfg.Log)

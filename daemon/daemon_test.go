@@ -24,6 +24,7 @@ import (
 	"github.com/paddock-run/paddock/runner/dataset"
 	"github.com/paddock-run/paddock/runner/judge"
 	"github.com/paddock-run/paddock/runner/record"
+	"github.com/paddock-run/paddock/runner/simulator"
 )
 
 // front is a server on a real socket.
@@ -75,6 +76,9 @@ func serve(tb testing.TB, change func(*Config)) *front {
 	}
 	cfg.Judge, cfg.JudgeWorld = judge.New(cfg.Runner, cfg.Log), world
 	if cfg.Datasets, err = dataset.Open(tb.TempDir()); err != nil {
+		tb.Fatal(err)
+	}
+	if cfg.Simulators, err = simulator.New(cfg.Runner, simulator.Options{Dir: tb.TempDir()}); err != nil {
 		tb.Fatal(err)
 	}
 	s, err := New(cfg)

@@ -8,15 +8,16 @@ import (
 )
 
 const (
-	runPath     = "/v1/runs/{run}"
-	episodePath = runPath + "/episodes/{id}"
-	batchPath   = "/v1/batches/{batch}"
-	graderPath  = "/v1/graders/{grader}"
-	simPath     = "/v1/simulators/{simulator}"
-	worldPath   = "/v1/worlds/{world}"
-	datasetPath = "/v1/datasets/{dataset}"
-	appsPath    = "/v1/apps"
-	appPath     = appsPath + "/{app}"
+	runPath      = "/v1/runs/{run}"
+	episodePath  = runPath + "/episodes/{id}"
+	batchPath    = "/v1/batches/{batch}"
+	graderPath   = "/v1/graders/{grader}"
+	simPath      = "/v1/simulators/{simulator}"
+	snapshotPath = "/v1/snapshots/{snapshot}"
+	worldPath    = "/v1/worlds/{world}"
+	datasetPath  = "/v1/datasets/{dataset}"
+	appsPath     = "/v1/apps"
+	appPath      = appsPath + "/{app}"
 )
 
 // routes is the one table of what the daemon serves.
@@ -205,6 +206,10 @@ func simulatorRoutes() []route {
 			missing, may(api.UnknownGrader, api.Fenced, api.SpecConflict, api.AttemptsExhausted, api.OverCapacity, api.EpisodeEnded, api.Superseded,
 				api.InUse, api.WrongState, api.WorldUnhealthy, api.UnknownWorld, api.UnknownPolicy, api.Corrupt),
 			header("Upgrade", api.EnvsProtocol), gives(reflect.TypeFor[api.EnvReply](), api.MediaStream), status(http.StatusSwitchingProtocols)),
+		typed("GET", "/v1/snapshots", "listSnapshots", "List the caller's snapshots of environments in order of their ids", (*Server).listSnapshots, draining,
+			param("after", "string", "an id to continue after"), param("max", "integer", "at most so many, 1 to 10000")),
+		typed("GET", snapshotPath, "getSnapshot", "A snapshot of an environment", (*Server).getSnapshot, draining, missing),
+		typed("DELETE", snapshotPath, "dropSnapshot", "Forget a snapshot; environments that were restored from it go on", (*Server).dropSnapshot, draining, missing),
 	}
 }
 

@@ -39,7 +39,7 @@ func simulatorSpec(in api.SimulatorSpec) simulator.Spec {
 	return simulator.Spec{
 		World: in.World, Env: in.Env, Kwargs: in.Kwargs, Command: in.Command, Policy: in.Policy, Vars: in.Vars, User: in.User, Cwd: in.Cwd,
 		Limits: limits(in.Limits), Requests: runner.Requests{CPUs: in.Requests.CPUs, MemoryBytes: int64(in.Requests.Memory)},
-		Budgets: runner.Budgets(in.Budgets), StepS: in.StepS, ResetS: in.ResetS, MaxMessage: int64(in.MaxMessage),
+		Budgets: runner.Budgets(in.Budgets), StepS: in.StepS, ResetS: in.ResetS, MaxMessage: int64(in.MaxMessage), MaxSnapshot: int64(in.MaxSnapshot),
 		Record: in.Record, AllowNaN: in.AllowNaN, CrashReward: in.CrashReward,
 	}
 }
@@ -49,7 +49,7 @@ func wireSimulator(m simulator.Simulator) api.Simulator {
 	return api.Simulator{ID: m.ID, Hello: m.Hello, Made: m.Made, Spec: api.SimulatorSpec{
 		World: in.World, Env: in.Env, Kwargs: compact(in.Kwargs), Command: in.Command, Policy: in.Policy, Vars: in.Vars, User: in.User, Cwd: in.Cwd,
 		Limits: wireLimits(in.Limits), Requests: api.Requests{CPUs: in.Requests.CPUs, Memory: api.Size(in.Requests.MemoryBytes)},
-		Budgets: api.Budgets(in.Budgets), StepS: in.StepS, ResetS: in.ResetS, MaxMessage: api.Size(in.MaxMessage),
+		Budgets: api.Budgets(in.Budgets), StepS: in.StepS, ResetS: in.ResetS, MaxMessage: api.Size(in.MaxMessage), MaxSnapshot: api.Size(in.MaxSnapshot),
 		Record: in.Record, AllowNaN: in.AllowNaN, CrashReward: in.CrashReward, Ready: &ready,
 	}}
 }
@@ -74,6 +74,40 @@ func (s *Server) getSimulator(q *request, _ empty) (api.Simulator, error) {
 		return api.Simulator{}, err
 	}
 	return wireSimulator(m), nil
+}
+
+func wireSnapshot(in simulator.Snapshot) api.Snapshot {
+	return api.Snapshot{
+		ID: in.ID, Episode: api.EnvEpisode{Run: in.Of.Run, ID: in.Of.ID, Attempt: in.Attempt, EnvSeed: in.EnvSeed}, Seq: in.Seq,
+		Bytes: api.Size(in.Bytes), SHA256: in.SHA256, Rollouts: in.Rollouts, Steps: in.Steps, Return: in.Return,
+		Terminated: in.Terminated, Truncated: in.Truncated, Created: in.Created,
+	}
+}
+
+func (s *Server) listSnapshots(q *request, _ empty) (api.Snapshots, error) {
+	most := q.query.number("max", 1, maxList)
+	if q.query.err != nil {
+		return api.Snapshots{}, q.query.err
+	}
+	if most == 0 {
+		most = 1000
+	}
+	all, use := s.sims.Snapshots(q.owner(), q.query.text("after"), int(most)+1)
+	out := api.Snapshots{Bytes: api.Size(use.Bytes), MaxBytes: api.Size(use.MaxBytes), Count: use.Count, MaxCount: use.MaxCount, More: len(all) > int(most)}
+	out.Snapshots = notNil(mapAll(all[:min(len(all), int(most))], wireSnapshot))
+	return out, nil
+}
+
+func (s *Server) getSnapshot(q *request, _ empty) (api.Snapshot, error) {
+	snap, err := s.sims.GetSnapshot(q.owner(), q.PathValue("snapshot"))
+	if err != nil {
+		return api.Snapshot{}, err
+	}
+	return wireSnapshot(snap), nil
+}
+
+func (s *Server) dropSnapshot(q *request, _ empty) (empty, error) {
+	return empty{}, s.sims.DropSnapshot(q.owner(), q.PathValue("snapshot"))
 }
 
 // openEnvs takes the connection over. It returns when the connection is closed and what
@@ -214,6 +248,11 @@ func (c *envConn) do(line *envLine, req *api.EnvRequest) {
 		res, err = line.env.Step(c.ctx, req.Action)
 	case req.Op == "render":
 		res, err = line.env.Render(c.ctx)
+	case req.Op == "snapshot":
+		c.snapshot(line, req)
+		return
+	case req.Op == "restore":
+		res, err = line.env.Restore(c.ctx, req.Snapshot)
 	case req.Op == "close":
 		var ended simulator.Ended
 		if ended, err = line.env.Close(c.ctx); err == nil {
@@ -221,7 +260,7 @@ func (c *envConn) do(line *envLine, req *api.EnvRequest) {
 			res.Ended = &ended
 		}
 	default:
-		err = &api.Error{Kind: api.BadRequest, Field: "op", Detail: fmt.Sprintf("%.64q is not make, reset, step, render or close", req.Op)}
+		err = &api.Error{Kind: api.BadRequest, Field: "op", Detail: fmt.Sprintf("%.64q is not make, reset, step, render, snapshot, restore or close", req.Op)}
 	}
 	if err != nil {
 		c.refuse(req.Env, req.Op, err)
@@ -249,23 +288,36 @@ func (c *envConn) make(line *envLine, req *api.EnvRequest) {
 	}
 	line.env = env
 	key, attempt, seed := env.Key()
-	c.send(&api.EnvReply{Env: req.Env, Op: req.Op, Episode: &api.EnvEpisode{Run: key.Run, ID: key.ID, Attempt: attempt, EnvSeed: seed}}, nil)
+	c.send(&api.EnvReply{Env: req.Env, Op: req.Op, Episode: &api.EnvEpisode{Run: key.Run, ID: key.ID, Attempt: attempt, EnvSeed: seed}})
+}
+
+func (c *envConn) snapshot(line *envLine, req *api.EnvRequest) {
+	snap, res, err := line.env.Snapshot(c.ctx)
+	switch {
+	case err != nil:
+		c.refuse(req.Env, req.Op, err)
+	case snap.ID == "":
+		c.answer(req, &res)
+	default:
+		wire := wireSnapshot(snap)
+		c.send(&api.EnvReply{Env: req.Env, Op: req.Op, Snapshot: &wire})
+	}
 }
 
 func (c *envConn) refuse(env int, op string, err error) {
 	if c.ctx.Err() != nil {
 		return
 	}
-	c.send(&api.EnvReply{Env: env, Op: op, Problem: c.s.problem(c.route, err)}, nil)
+	c.send(&api.EnvReply{Env: env, Op: op, Problem: c.s.problem(c.route, err)})
 }
 
-func (c *envConn) send(reply *api.EnvReply, raw []byte) {
+func (c *envConn) send(reply *api.EnvReply) {
 	text, err := json.Marshal(reply)
 	if err != nil {
 		c.s.log.Error("encode a reply", slog.Any("error", err))
 		return
 	}
-	c.out.put(append(text, '\n'), raw)
+	c.out.put(append(text, '\n'))
 }
 
 // answer sends a result. What a step gives is put together by hand: its parts are JSON
@@ -280,7 +332,7 @@ func (c *envConn) answer(req *api.EnvRequest, res *simulator.Result) {
 			reply.Ended = &api.EnvEnded{End: *wireEnd(&e.End), Reward: e.Reward, Valid: e.Valid}
 			reply.Reward = &res.Reward
 		}
-		c.send(reply, nil)
+		c.send(reply)
 		return
 	}
 	b := make([]byte, 0, 128+len(res.Observation)+len(res.Info))
@@ -293,6 +345,8 @@ func (c *envConn) answer(req *api.EnvRequest, res *simulator.Result) {
 	if req.Op == "step" {
 		b = append(b, `,"reward":`...)
 		b = strconv.AppendFloat(b, res.Reward, 'g', -1, 64)
+	}
+	if req.Op == "step" || req.Op == "restore" {
 		b = strconv.AppendBool(append(b, `,"terminated":`...), res.Terminated)
 		b = strconv.AppendBool(append(b, `,"truncated":`...), res.Truncated)
 	}

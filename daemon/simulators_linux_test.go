@@ -17,10 +17,14 @@ import (
 
 // adder is a simulator whose observation is the number of steps, sent as a raw frame.
 const adder = `
-echo '{"protocol":"paddock-simulator/1","observation_space":{"space":{"type":"Box","dtype":"|u1","shape":[1]}},"action_space":{"type":"integer"}}'
+echo '{"protocol":"paddock-simulator/1","observation_space":{"space":{"type":"Box","dtype":"|u1","shape":[1]}},"action_space":{"type":"integer"},"snapshots":true}'
 n=0
 while read -r line; do
   case $line in
+  *'"op":"snapshot"'*) echo '{"snapshot":{"$array":"|u1","shape":[1],"frame":0},"frames":[1]}' ;;
+  *'"op":"restore"'*)
+    case $line in *BQ==*) n=5 ;; *Ag==*) n=2 ;; esac
+    echo '{"observation":{"$array":"|u1","shape":[1],"frame":0},"info":{},"frames":[1]}' ;;
   *'"op":"reset"'*) n=0; echo '{"observation":{"$array":"|u1","shape":[1],"frame":0},"info":{},"frames":[1]}' ;;
   *'"action":13}') exit 3 ;;
   *'"action":14}') sleep 1000 ;;
@@ -230,6 +234,82 @@ func TestEnvironmentsEndWithTheirConnection(t *testing.T) {
 				t.Fatalf("%s goes on without its client", id)
 			}
 			time.Sleep(10 * time.Millisecond)
+		}
+	}
+}
+
+func TestSnapshotsAreRestoredOverOtherConnections(t *testing.T) {
+	t.Parallel()
+	f := serveEpisodes(t)
+	sim := f.openSim(t)
+	if sim.Spec.MaxSnapshot != 8<<20 {
+		t.Errorf("max_snapshot %v, want the default", sim.Spec.MaxSnapshot)
+	}
+	e := f.envs(t, sim.ID)
+	e.ask(`{"env":0,"op":"make","make":{"id":"e"}}`)
+	e.ask(`{"env":0,"op":"reset"}`)
+	var taken []api.Snapshot
+	for _, steps := range []int{2, 3} {
+		for range steps {
+			e.ask(`{"env":0,"op":"step","action":1}`)
+		}
+		reply, _ := e.ask(`{"env":0,"op":"snapshot"}`)
+		if reply.Snapshot == nil || reply.Fault != nil || reply.Problem != nil {
+			t.Fatalf("snapshot = %+v %+v %+v", reply, reply.Fault, reply.Problem)
+		}
+		taken = append(taken, *reply.Snapshot)
+	}
+	if s := taken[1]; s.Episode.ID != "e" || s.Steps != 5 || s.Return != 2.5 || s.Bytes != 1 || s.Rollouts != 1 || s.Seq != 8 {
+		t.Errorf("snapshot %+v", s)
+	}
+	other := f.envs(t, sim.ID)
+	other.ask(`{"env":0,"op":"make","make":{"id":"f"}}`)
+	for i, n := range []byte{2, 5} {
+		reply, raw := other.ask(fmt.Sprintf(`{"env":0,"op":"restore","snapshot":%q}`, taken[i].ID))
+		if reply.Op != "restore" || raw != string([]byte{n}) || reply.Terminated == nil || *reply.Terminated || *reply.Truncated || reply.Reward != nil {
+			t.Errorf("restore = %+v %q", reply, raw)
+		}
+		if _, raw := other.ask(`{"env":0,"op":"step","action":1}`); raw != string([]byte{n + 1}) {
+			t.Errorf("a step after the restore = %q, want %d", raw, n+1)
+		}
+	}
+	if reply, _ := other.ask(`{"env":0,"op":"close"}`); reply.Ended == nil || *reply.Ended.Reward != 3 {
+		t.Errorf("close = %+v, want the rewards of the way to its end", reply.Ended)
+	}
+	for line, want := range map[string]api.Kind{
+		`{"env":0,"op":"restore"}`:                         api.NotFound,
+		`{"env":0,"op":"restore","snapshot":"../etc"}`:     api.NotFound,
+		`{"env":1,"op":"snapshot"}`:                        api.BadRequest,
+		`{"env":0,"op":"restore","snapshot":{"id":"x"}}`:   api.BadRequest,
+		`{"env":0,"op":"snapshot","snapshot":1,"extra":2}`: api.BadRequest,
+	} {
+		if reply, _ := e.ask(line); reply.Problem == nil || reply.Problem.Kind != want {
+			t.Errorf("%s = %+v, want %s", line, reply.Problem, want)
+		}
+	}
+	f.snapshotRoutes(t, taken)
+}
+
+func (f *front) snapshotRoutes(t *testing.T, taken []api.Snapshot) {
+	t.Helper()
+	first, err := f.client.Snapshots(t.Context(), "", 1)
+	if err != nil || len(first.Snapshots) != 1 || !first.More || first.Count != 2 || first.Bytes != 2 || first.MaxBytes != 1<<30 || first.MaxCount != 1<<16 {
+		t.Errorf("Snapshots() = %+v, %v", first, err)
+	}
+	rest, err := f.client.Snapshots(t.Context(), first.Snapshots[0].ID, 0)
+	if err != nil || len(rest.Snapshots) != 1 || rest.More {
+		t.Errorf("Snapshots() = %+v, %v", rest, err)
+	}
+	if got, err := f.client.Snapshot(t.Context(), taken[0].ID); err != nil || got != taken[0] {
+		t.Errorf("Snapshot() = %+v, %v, want %+v", got, err, taken[0])
+	}
+	if err := f.client.DropSnapshot(t.Context(), taken[0].ID); err != nil {
+		t.Error(err)
+	}
+	_, err = f.client.Snapshot(t.Context(), taken[0].ID)
+	for name, err := range map[string]error{"get": err, "drop": f.client.DropSnapshot(t.Context(), taken[0].ID)} {
+		if !errors.Is(err, &api.Error{Kind: api.NotFound}) {
+			t.Errorf("%s of one that is gone: %v", name, err)
 		}
 	}
 }

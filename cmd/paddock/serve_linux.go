@@ -42,6 +42,7 @@ type serveOptions struct {
 	drain                     time.Duration
 	profiles                  string
 	stock                     runner.Stock
+	snapshots                 string
 	disk                      diskOptions
 	launch                    launchOptions
 }
@@ -77,6 +78,7 @@ func serveCommand(c *cli) *cobra.Command {
 	f.IntVar(&o.maxConns, "max-connections", daemon.DefaultMaxConns, "cap of open connections")
 	f.IntVar(&o.stock.Blanks, "blanks", 2, "sandboxes kept begun for any world and policy (namespaces, cgroups, PID 1), each used once")
 	f.IntVar(&o.stock.Warm, "warm", 4, "most sandboxes kept ready for each world, policy and limits asked for lately, each used once")
+	f.StringVar(&o.snapshots, "snapshots", "1GiB", "what the snapshots of one tenant's environments may take; the longest unused give way")
 	f.StringVar(&o.disk.kind, "disk", "auto", "what holds the files of episodes with large disk limits: auto, tmpfs (memory), project (quotas of an XFS or ext4\nmounted with prjquota), loop (an image each), btrfs, none; auto is the first of project, btrfs, loop that works here")
 	f.StringVar(&o.disk.above, "disk-above", "", "keep disk limits up to this in memory; by default a quarter of the host's memory with auto, else 0")
 	f.BoolVar(&o.disk.unlimited, "i-want-no-disk-limits", false, "must go with --disk none, which lets any episode fill the store's disk")
@@ -89,6 +91,18 @@ func serveCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
+// snapshotBytes bounds the snapshots of one tenant.
+func (o serveOptions) snapshotBytes() (int64, error) {
+	n, err := api.ParseSize(o.snapshots)
+	if err == nil && n <= 0 {
+		err = errors.New("want more than 0")
+	}
+	if err != nil {
+		return 0, usageError{errors.New("--snapshots: " + err.Error())}
+	}
+	return int64(n), nil
+}
+
 func (o serveOptions) serve(ctx context.Context, errs io.Writer) error {
 	log, err := o.logger(errs)
 	if err != nil {
@@ -99,6 +113,9 @@ func (o serveOptions) serve(ctx context.Context, errs io.Writer) error {
 		return err
 	}
 	if _, err := o.tenantsByUID(); err != nil {
+		return err
+	}
+	if _, err := o.snapshotBytes(); err != nil {
 		return err
 	}
 	if err := o.checkRemote(); err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/paddock-run/paddock/runner/dockerfile"
 	"github.com/paddock-run/paddock/runner/judge"
 	"github.com/paddock-run/paddock/runner/record"
+	"github.com/paddock-run/paddock/runner/simulator"
 	"github.com/paddock-run/paddock/sandbox"
 )
 
@@ -115,6 +116,13 @@ func (o serveOptions) listen(ctx context.Context, journal app.Journal, cfg daemo
 		return nil, err
 	}
 	if cfg.Datasets, err = dataset.Open(filepath.Join(o.root, "datasets")); err != nil {
+		return nil, err
+	}
+	bound, err := o.snapshotBytes()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Simulators, err = simulator.New(cfg.Runner, simulator.Options{Dir: filepath.Join(o.root, "snapshots"), SnapshotBytes: bound}); err != nil {
 		return nil, err
 	}
 	server, err := daemon.New(cfg)

@@ -24,9 +24,6 @@ type EnvSpec struct {
 	Retries                       int
 }
 
-// maxLog bounds what is kept of messages to say them again after a fault, in bytes.
-const maxLog = 64 << 20
-
 // Env is one environment. Its methods may be called from any goroutine; they are served
 // one after another.
 type Env struct {
@@ -35,24 +32,19 @@ type Env struct {
 	key     runner.Key
 	attempt int
 	spec    runner.EpisodeSpec
+	kind    kind
 	seed    uint32
 
-	mu sync.Mutex
-	// said are the messages since the last reset with a seed, which is the first of them.
-	said     []message
-	saidSize int
-	forgot   bool // some of them are too many to be kept
-	begun    bool // there was a reset
-	over     bool // the rollout has ended: a reset must be next
-	rollouts int64
-	steps    int64
-	total    float64
-	ended    *Ended
-}
+	mu    sync.Mutex
+	said  said
+	begun bool // there was a reset, or a restore
+	// These are of the way that led here: a restore sets them back.
+	rollouts, steps       int64
+	total                 float64
+	terminated, truncated bool // the rollout has ended: a reset must be next
 
-type message struct {
-	op   string
-	body json.RawMessage
+	restores int64
+	ended    *Ended
 }
 
 // Ended is how an environment's episode ended.
@@ -72,9 +64,13 @@ type Result struct {
 	// Frames are the lengths of the raw parts of Raw.
 	Frames []int64
 	Raw    []byte
-	// Error: nothing was done (bad_action, needs_reset), or what the fault was.
+	// Error: nothing was done (bad_action, needs_reset, snapshot_unsupported,
+	// snapshot_too_large, bad_snapshot), or what the fault was.
 	Error *runner.CallError
 	Ended *Ended
+
+	seq   int64  // of the call
+	state []byte // of a snapshot
 }
 
 // Make makes an environment of an open simulator. An id that is known is refused.
@@ -99,7 +95,7 @@ func (s *Service) Make(ctx context.Context, owner, sim string, spec EnvSpec) (*E
 	if made.Kept {
 		return nil, &runner.Error{Kind: runner.KindInUse, Field: "id", Detail: fmt.Sprintf("environment %q is live already", ep.Key.ID)}
 	}
-	return &Env{s: s, o: o, key: ep.Key, attempt: last.N, spec: ep.Plan.Spec, seed: ep.Plan.EnvSeed}, nil
+	return &Env{s: s, o: o, key: ep.Key, attempt: last.N, spec: ep.Plan.Spec, kind: kindOf(&o.Spec, ep.Plan.World), seed: ep.Plan.EnvSeed}, nil
 }
 
 // Key is the environment's episode.
@@ -124,7 +120,9 @@ func (e *Env) Reset(ctx context.Context, seed *int64, options json.RawMessage) (
 		}
 		body = append(body, `"seed":`...)
 		body = strconv.AppendInt(body, *seed, 10)
-		e.said, e.saidSize, e.forgot = nil, 0, false
+		if err := e.forget(); err != nil {
+			return Result{}, err
+		}
 	}
 	if len(options) > 0 && string(options) != "null" {
 		if options[0] != '{' || !json.Valid(options) {
@@ -135,9 +133,9 @@ func (e *Env) Reset(ctx context.Context, seed *int64, options json.RawMessage) (
 		}
 		body = append(append(body, `"options":`...), options...)
 	}
-	res, err := e.say(ctx, message{op: "reset", body: append(body, '}')}, e.o.Spec.ResetS)
+	res, err := e.say(ctx, message{op: "reset", body: append(body, '}')})
 	if err == nil && res.Error == nil && res.Ended == nil {
-		e.begun, e.over = true, false
+		e.begun, e.terminated, e.truncated = true, false, false
 		e.rollouts++
 	}
 	return res, err
@@ -150,19 +148,19 @@ func (e *Env) Step(ctx context.Context, action json.RawMessage) (Result, error) 
 	if e.ended != nil {
 		return Result{Ended: e.ended}, nil
 	}
-	if !e.begun || e.over {
-		return Result{Error: &runner.CallError{Kind: "needs_reset", Detail: "a reset must come first"}}, nil
+	if !e.begun || e.terminated || e.truncated {
+		return Result{Error: needsReset()}, nil
 	}
 	if err := e.o.action.check(action, frames{}, false, false); err != nil {
 		return Result{Error: &runner.CallError{Kind: "bad_action", Detail: "the action " + err.Error()}}, nil
 	}
 	body := make([]byte, 0, len(action)+16)
 	body = append(append(append(body, `{"action":`...), action...), '}')
-	res, err := e.say(ctx, message{op: "step", body: body}, e.o.Spec.StepS)
+	res, err := e.say(ctx, message{op: "step", body: body})
 	if err == nil && res.Error == nil && res.Ended == nil {
 		e.steps++
 		e.total += res.Reward
-		e.over = res.Terminated || res.Truncated
+		e.terminated, e.truncated = res.Terminated, res.Truncated
 	}
 	return res, err
 }
@@ -174,7 +172,7 @@ func (e *Env) Render(ctx context.Context) (Result, error) {
 	if e.ended != nil {
 		return Result{Ended: e.ended}, nil
 	}
-	return e.say(ctx, message{op: "render", body: []byte(`{}`)}, e.o.Spec.StepS)
+	return e.say(ctx, message{op: "render", body: []byte(`{}`)})
 }
 
 // Close ends the environment well: its episode ends as ok, and the sum of its rewards is
@@ -201,11 +199,14 @@ func (e *Env) Abandon(ctx context.Context, why string) error {
 }
 
 // say says one message and settles what came of it.
-func (e *Env) say(ctx context.Context, m message, timeout float64) (Result, error) {
-	e.keep(m)
-	reply, err := e.s.run.Message(ctx, e.key, runner.Message{
-		Attempt: e.attempt, Op: m.op, Body: m.body, TimeoutS: timeout, Keep: e.keeping,
-	})
+func (e *Env) say(ctx context.Context, m message) (Result, error) {
+	msg, err := e.tell(m)
+	if err != nil {
+		return Result{}, err
+	}
+	msg.Attempt, msg.Keep = e.attempt, e.keeping
+	e.said.keep(m)
+	reply, err := e.s.run.Message(ctx, e.key, msg)
 	if runner.KindOf(err) == runner.KindEpisodeEnded { // a limit, an operator, the sandbox's death
 		return e.endedElsewhere(ctx)
 	}
@@ -215,8 +216,9 @@ func (e *Env) say(ctx context.Context, m message, timeout float64) (Result, erro
 	res, fault := e.read(m.op, &reply)
 	if fault == nil {
 		if res.Error != nil { // the program did nothing
-			e.forget()
+			e.said.takeBack()
 		}
+		res.seq = reply.Result.Seq
 		return res, nil
 	}
 	if reply.Result.End != nil { // this call passed a limit that ends the episode
@@ -236,27 +238,16 @@ func (e *Env) say(ctx context.Context, m message, timeout float64) (Result, erro
 	return Result{Error: fault, Reward: crash, Ended: e.ended}, nil
 }
 
-// keep notes a message, to say it again after a fault.
-func (e *Env) keep(m message) {
-	e.saidSize += len(m.body) + 64
-	if e.forgot = e.forgot || e.saidSize > maxLog; e.forgot {
-		e.said = nil
-		return
-	}
-	e.said = append(e.said, m)
-}
-
-// forget takes the last message back: nothing came of it.
-func (e *Env) forget() {
-	if n := len(e.said); n > 0 {
-		e.saidSize -= len(e.said[n-1].body) + 64
-		e.said = e.said[:n-1]
-	}
-}
-
 // keeping is what the trajectory keeps of a message.
 func (e *Env) keeping(reply runner.Reply) runner.Keeping {
-	if reply.Result.Error != nil || reply.Result.Tool != "step" {
+	if reply.Result.Error != nil {
+		return runner.KeepAll
+	}
+	switch reply.Result.Tool {
+	case "step":
+	case "snapshot":
+		return runner.KeepRequest
+	default:
 		return runner.KeepAll
 	}
 	switch e.o.Spec.Record {
@@ -285,6 +276,7 @@ func (e *Env) read(op string, reply *runner.Reply) (res Result, fault *runner.Ca
 		Terminated  *bool             `json:"terminated"`
 		Truncated   *bool             `json:"truncated"`
 		Info        json.RawMessage   `json:"info"`
+		Snapshot    json.RawMessage   `json:"snapshot"`
 		Error       *runner.CallError `json:"error"`
 		Frames      []int64           `json:"frames"`
 	}
@@ -292,7 +284,7 @@ func (e *Env) read(op string, reply *runner.Reply) (res Result, fault *runner.Ca
 		return res, &runner.CallError{Kind: "bad_reply", Detail: fmt.Sprintf("%.256q: %v", reply.Frame.Line, err)}
 	}
 	if r.Error != nil {
-		if r.Error.Kind == "bad_action" {
+		if refuses(op, r.Error.Kind) {
 			res.Error = r.Error
 			return res, nil
 		}
@@ -300,6 +292,9 @@ func (e *Env) read(op string, reply *runner.Reply) (res Result, fault *runner.Ca
 	}
 	if !(frames{r.Frames, reply.Frame.Raw}).whole() {
 		return res, &runner.CallError{Kind: "bad_reply", Detail: "frames does not say what follows"}
+	}
+	if op == "snapshot" {
+		return e.readSnapshot(r.Snapshot, frames{r.Frames, reply.Frame.Raw})
 	}
 	res = Result{Observation: r.Observation, Info: r.Info, Frames: r.Frames, Raw: reply.Frame.Raw}
 	if op == "render" {
@@ -312,7 +307,7 @@ func (e *Env) read(op string, reply *runner.Reply) (res Result, fault *runner.Ca
 		}
 		return res, &runner.CallError{Kind: kind, Detail: "the observation " + err.Error()}
 	}
-	if op == "reset" {
+	if op == "reset" || op == "restore" {
 		return res, nil
 	}
 	if r.Terminated == nil || r.Truncated == nil || len(r.Reward) == 0 {
@@ -333,11 +328,11 @@ func (e *Env) settle(ctx context.Context, op string, fault *runner.CallError, re
 	if reply.Result.OOM {
 		return runner.End{Status: runner.OOM, Cause: runner.Agent, Limit: reply.Result.Limit, Evidence: evidence}, nil
 	}
-	if !e.begun { // no agent has had a say yet
+	if !e.begun && op != "restore" { // no agent has had a say yet
 		return runner.End{Status: runner.Errored, Cause: runner.WorldBad, Step: "setup", Evidence: evidence}, nil
 	}
 	world := runner.End{Status: runner.Failed, Cause: runner.Agent, Flags: []string{"world_fault"}, Evidence: evidence}
-	if e.forgot {
+	if e.said.forgot {
 		world.Flags = append(world.Flags, "unreplayed")
 		return world, nil
 	}
@@ -363,23 +358,18 @@ func cut(s string) string { return s[:min(len(s), 1024)] }
 
 // replay says the messages again in a new sandbox and returns the first fault.
 func (e *Env) replay(ctx context.Context) (*runner.CallError, error) {
-	spec := e.spec
-	spec.ID, spec.Graders = "replay-"+uuid.NewString(), nil
-	spec.Labels = map[string]string{"replay_of": e.key.ID}
-	made, err := e.s.run.Create(ctx, e.key.Owner, 0, spec)
+	key, done, err := e.aside(ctx, "replay")
 	if err != nil {
 		return nil, err
 	}
-	key := made.Episode.Key
-	defer func() { _ = e.s.run.Delete(context.WithoutCancel(ctx), key) }()
-	for _, m := range e.said {
-		timeout := e.o.Spec.StepS
-		if m.op == "reset" {
-			timeout = e.o.Spec.ResetS
+	defer done()
+	for _, m := range e.said.messages {
+		msg, err := e.tell(m)
+		if err != nil {
+			return nil, err
 		}
-		reply, err := e.s.run.Message(ctx, key, runner.Message{
-			Op: m.op, Body: m.body, TimeoutS: timeout, Keep: func(runner.Reply) runner.Keeping { return runner.KeepNothing },
-		})
+		msg.Keep = keepNothing
+		reply, err := e.s.run.Message(ctx, key, msg)
 		if err != nil {
 			return nil, err
 		}
@@ -390,10 +380,37 @@ func (e *Env) replay(ctx context.Context) (*runner.CallError, error) {
 	return nil, nil //nolint:nilnil // documented: no fault
 }
 
+func keepNothing(runner.Reply) runner.Keeping { return runner.KeepNothing }
+
+// patience is how long a message may take, in seconds.
+func (e *Env) patience(op string) float64 {
+	if op == "step" || op == "render" {
+		return e.o.Spec.StepS
+	}
+	return e.o.Spec.ResetS
+}
+
+// aside makes another episode like the environment's, which done throws away.
+func (e *Env) aside(ctx context.Context, why string) (key runner.Key, done func(), err error) {
+	spec := e.spec
+	spec.ID, spec.Graders = why+"-"+uuid.NewString(), nil
+	spec.Labels = map[string]string{why + "_of": e.key.ID}
+	made, err := e.s.run.Create(ctx, e.key.Owner, 0, spec)
+	if err != nil {
+		return runner.Key{}, nil, err
+	}
+	key = made.Episode.Key
+	return key, func() { _ = e.s.run.Delete(context.WithoutCancel(ctx), key) }, nil
+}
+
 // end ends the episode and keeps its rewards as a score.
 func (e *Env) end(ctx context.Context, end runner.End, crash float64) error {
 	e.total += crash
-	answer, err := json.Marshal(map[string]any{"rollouts": e.rollouts, "steps": e.steps, "return": e.total})
+	way := map[string]any{"rollouts": e.rollouts, "steps": e.steps, "return": e.total}
+	if e.restores > 0 {
+		way["restores"] = e.restores
+	}
+	answer, err := json.Marshal(way)
 	if err != nil {
 		return err
 	}
@@ -425,9 +442,13 @@ func (e *Env) score(ctx context.Context, ep runner.Episode) error {
 	last := ep.Last()
 	if last.End.Cause == runner.Agent && (e.steps > 0 || last.End.Status != runner.OK) {
 		total := e.total
+		metrics := map[string]float64{"rollouts": float64(e.rollouts), "steps": float64(e.steps)}
+		if e.restores > 0 {
+			metrics["restores"] = float64(e.restores)
+		}
 		scored, err := e.s.run.WriteScore(ctx, e.key, e.attempt, runner.ScoreResult{
 			Grader: "simulator", Source: "simulator", Status: runner.OK, Cause: runner.Agent, Reward: &total, Tries: 1,
-			Metrics: map[string]float64{"rollouts": float64(e.rollouts), "steps": float64(e.steps)},
+			Metrics: metrics,
 		})
 		if err != nil {
 			return err
@@ -436,5 +457,5 @@ func (e *Env) score(ctx context.Context, ep runner.Episode) error {
 	}
 	last = ep.Last()
 	e.ended = &Ended{End: *last.End, Reward: last.Reward, Valid: last.Valid}
-	return nil
+	return e.forget()
 }

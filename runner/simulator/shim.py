@@ -1,7 +1,8 @@
 """Serves one Gymnasium environment on stdin and stdout, as docs/simulators.md says.
 
-It runs inside a world, as `python3 -c SHIM ID KWARGS`, and needs what the environment
-needs and nothing else. What the environment prints goes to standard error.
+It runs inside a world, as `python3 -c SHIM ID KWARGS`, with state.py before it, and needs
+what the environment needs and nothing else. What the environment prints goes to standard
+error.
 """
 
 import base64
@@ -44,7 +45,9 @@ class Server:
         self.np = numpy
         self.kinds = {}  # little-endian types by those of arrays that were sent
         self.spaces = gymnasium.spaces
-        self.env = gymnasium.make(name, disable_env_checker=True, **kwargs)
+        self.make = lambda: gymnasium.make(name, disable_env_checker=True, **kwargs)
+        self.env = self.make()
+        self.seen = None  # the last observation and info, or the answer that had them
         self.action_space = self.env.action_space
 
     def hello(self):
@@ -61,15 +64,17 @@ class Server:
                     "nondeterministic": bool(spec.nondeterministic) if spec else False,
                 },
                 "ops": ["reset", "step", "render"],
+                "snapshots": "trial",
             }
         )
 
     def answer(self, line):
         try:
             message = json.loads(line)
-            return self.encode(getattr(self, "do_" + message["op"])(message))
-        except BadAction as e:
-            return json.dumps({"error": {"kind": "bad_action", "detail": str(e)[:1024]}}), []
+            answer = getattr(self, "do_" + message["op"])(message)
+            return answer if type(answer) is tuple else self.encode(answer)
+        except tuple(REFUSALS) as e:
+            return json.dumps({"error": {"kind": REFUSALS[type(e)], "detail": str(e)[:1024]}}), []
         except Exception as e:
             said = "".join(traceback.format_exception(type(e), e, e.__traceback__))
             print(said, file=sys.stderr, flush=True)
@@ -82,11 +87,13 @@ class Server:
             random.seed(seed)
             self.np.random.seed(seed & 0xFFFFFFFF)
         observation, info = self.env.reset(seed=seed, options=message.get("options"))
-        return {"observation": observation, "info": info}
+        self.seen = {"observation": observation, "info": info}
+        return self.seen
 
     def do_step(self, message):
         action = self.decode(message.get("action"), self.action_space)
         observation, reward, terminated, truncated, info = self.env.step(action)
+        self.seen = {"observation": observation, "info": info}
         return {
             "observation": observation,
             "reward": float(reward),
@@ -97,6 +104,20 @@ class Server:
 
     def do_render(self, message):
         return {"observation": self.env.render()}
+
+    # Snapshots. The way in which they are taken is that which a trial has found.
+
+    def do_trial(self, message):
+        return {"way": trial(self.env, self.make, self.encode, message["max"])}
+
+    def do_snapshot(self, message):
+        seen = self.seen if type(self.seen) is tuple else self.encode(self.seen)
+        data = take(self.env, message["way"], message["max"], seen)
+        return {"snapshot": self.np.frombuffer(data, dtype=self.np.uint8)}
+
+    def do_restore(self, message):
+        self.seen = put(self.env, binascii.a2b_base64(message["snapshot"]))
+        return self.seen
 
     # Values: JSON, with arrays as {"$array": dtype, "shape": [...], "b64" or "frame": ...}.
 
@@ -232,6 +253,15 @@ class Server:
 
 class BadAction(Exception):
     pass
+
+
+# What leaves everything as it was.
+REFUSALS = {
+    BadAction: "bad_action",
+    Unsupported: "snapshot_unsupported",
+    TooLarge: "snapshot_too_large",
+    BadSnapshot: "bad_snapshot",
+}
 
 
 def plain(v):

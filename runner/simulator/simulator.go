@@ -11,6 +11,9 @@
 //	Reset, Step  -> each a message to the program, checked, on record
 //	  a fault    -> the messages since the last seeded reset are said again in another
 //	                sandbox: the same fault is the world's way, none is the platform's
+//	Snapshot     -> the program's state, as bytes that are kept and not looked into
+//	Restore      -> the state put back, in any environment of the same world and program;
+//	                rewards and counts are then those of the way that led to the state
 //	Close        -> the episode's end, and the sum of its rewards as a score
 package simulator
 
@@ -29,8 +32,11 @@ import (
 	"github.com/paddock-run/paddock/runner"
 )
 
+//go:embed state.py
+var stateShim string
+
 //go:embed shim.py
-var shim string
+var serverShim string
 
 // Defaults of a Spec. The agent's clock of an environment runs while it is stepped, for
 // much longer altogether than that of other episodes; its sandbox does next to nothing
@@ -42,6 +48,8 @@ const (
 	DefaultAgentS = 3600
 	DefaultSetupS = 300
 	DefaultCPUs   = 0.01
+	// DefaultMaxSnapshot is at most what one answer may have.
+	DefaultMaxSnapshot = 8 << 20
 )
 
 const (
@@ -72,6 +80,8 @@ type Spec struct {
 	ResetS float64 `json:"reset_s,omitempty"`
 	// MaxMessage bounds one answer of the program, in bytes.
 	MaxMessage int64 `json:"max_message,omitempty"`
+	// MaxSnapshot bounds one snapshot, in bytes; at most MaxMessage.
+	MaxSnapshot int64 `json:"max_snapshot,omitempty"`
 	// Record is what the trajectory keeps of steps: "all" (default), "actions" (answers as
 	// length and hash alone), or "ends" (only resets and the steps that end a rollout).
 	Record string `json:"record,omitempty"`
@@ -94,21 +104,36 @@ type Simulator struct {
 
 // Service makes environments. Its methods may be called from any goroutine.
 type Service struct {
-	run *runner.Runner
+	run     *runner.Runner
+	shelves *shelves
+	trials  *trials
 
 	mu   sync.Mutex
 	sims map[string]map[string]*opened // by owner and id
+}
+
+// Options are a Service's.
+type Options struct {
+	// Dir is a directory for snapshots; what is in it goes.
+	Dir string
+	// SnapshotBytes bounds the snapshots of each owner; 0 is DefaultSnapshotBytes.
+	SnapshotBytes int64
 }
 
 // opened is a Simulator with what its answers are held against.
 type opened struct {
 	Simulator
 	observation, action *space
+	snapshots           offer
 }
 
 // New returns a Service on a runner.
-func New(run *runner.Runner) *Service {
-	return &Service{run: run, sims: map[string]map[string]*opened{}}
+func New(run *runner.Runner, o Options) (*Service, error) {
+	shelves, err := openShelves(o.Dir, o.SnapshotBytes)
+	if err != nil {
+		return nil, fmt.Errorf("snapshots: %w", err)
+	}
+	return &Service{run: run, shelves: shelves, trials: &trials{all: map[trialKey]*tried{}}, sims: map[string]map[string]*opened{}}, nil
 }
 
 // Open makes sure that environments like spec can be made and keeps ready sandboxes for
@@ -134,6 +159,7 @@ func (s *Service) Open(ctx context.Context, owner string, spec Spec, ready int) 
 	if err := o.read(); err != nil {
 		return Simulator{}, &runner.Error{Kind: runner.KindPrepareFailed, Detail: fmt.Sprintf("the program's first message %.256q: %v", got.Hello.Line, err)}
 	}
+	s.trials.forgetFaults(owner, id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	mine := s.sims[owner]
@@ -176,6 +202,7 @@ func (o *opened) read() error {
 		Protocol    string          `json:"protocol"`
 		Observation json.RawMessage `json:"observation_space"`
 		Action      json.RawMessage `json:"action_space"`
+		Snapshots   json.RawMessage `json:"snapshots"`
 	}
 	if err := json.Unmarshal(o.Hello, &hello); err != nil {
 		return err
@@ -190,7 +217,8 @@ func (o *opened) read() error {
 	if o.action, err = readSpace(hello.Action); err != nil {
 		return fmt.Errorf("action_space: %w", err)
 	}
-	return nil
+	o.snapshots, err = readOffer(hello.Snapshots)
+	return err
 }
 
 func bad(field, format string, args ...any) error {
@@ -223,6 +251,16 @@ func (s *Spec) complete() error {
 	}
 	if !finite(s.CrashReward) {
 		return bad("crash_reward", "%v is not finite", s.CrashReward)
+	}
+	message := s.MaxMessage
+	if message == 0 {
+		message = runner.DefaultFrame
+	}
+	if s.MaxSnapshot == 0 {
+		s.MaxSnapshot = min(DefaultMaxSnapshot, message)
+	}
+	if s.MaxSnapshot < 0 || (message > 0 && s.MaxSnapshot > message) {
+		return bad("max_snapshot", "%d is not in 0 to max_message, which is %d", s.MaxSnapshot, message)
 	}
 	for _, d := range []struct {
 		field string
@@ -258,7 +296,7 @@ func (s *Spec) episode() runner.EpisodeSpec {
 		if len(s.Kwargs) > 0 && json.Compact(&one, s.Kwargs) == nil {
 			kwargs = one.String()
 		}
-		p.Argv = []string{"python3", "-c", shim, s.Env, kwargs}
+		p.Argv = []string{"python3", "-c", stateShim + serverShim, s.Env, kwargs}
 		// What an import compiles would be the episode's change.
 		p.Env = map[string]string{"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 		maps.Copy(p.Env, s.Vars)

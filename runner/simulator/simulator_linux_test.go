@@ -61,9 +61,9 @@ var benches atomic.Int64
 // bench is a service on real sandboxes, store and record, with a world of busybox.
 type bench struct {
 	*simulator.Service
-	t   *testing.T
-	run *runner.Runner
-	sim string
+	t         *testing.T
+	run       *runner.Runner
+	root, sim string
 }
 
 func newBench(t *testing.T) *bench {
@@ -116,7 +116,11 @@ func newBench(t *testing.T) *bench {
 	if _, err := r.BuildWorld(t.Context(), owner, overlay.Recipe{Busybox: true, Name: "box"}, nil); err != nil {
 		t.Fatal(err)
 	}
-	return &bench{Service: simulator.New(r), t: t, run: r}
+	sims, err := simulator.New(r, simulator.Options{Dir: filepath.Join(root, "snapshots"), SnapshotBytes: 64 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &bench{Service: sims, t: t, run: r, root: root}
 }
 
 // counter is a simulator whose observation is how many steps were taken, and whose reward

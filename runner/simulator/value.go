@@ -255,27 +255,33 @@ func (s *space) checkParsed(raw json.RawMessage, f frames, strict, allowNaN bool
 	if !slices.Equal(a.Shape, s.shape) || (strict && a.Type != s.dtype) {
 		return wrong("is an array %s %v, not %s %v", a.Type, a.Shape, s.dtype, s.shape)
 	}
-	var data []byte
-	switch {
-	case (a.B64 == nil) == (a.Frame == nil):
-		return wrong("has not exactly one of b64 and frame")
-	case a.Frame != nil:
-		got, ok := f.at(*a.Frame)
-		if !ok {
-			return wrong("names frame %d, which is not there", *a.Frame)
-		}
-		data = got
-	default:
-		got, err := base64.StdEncoding.DecodeString(*a.B64)
-		if err != nil {
-			return wrong("is no base64: %v", err)
-		}
-		data = got
+	data, bad := a.data(f)
+	if bad != nil {
+		return bad
 	}
 	if int64(len(data)) != size {
 		return wrong("has %d bytes, not %d", len(data), size)
 	}
 	return finiteness(a.Type, data, allowNaN)
+}
+
+// data is what an array's bytes are.
+func (a *array) data(f frames) ([]byte, *valueError) {
+	switch {
+	case (a.B64 == nil) == (a.Frame == nil):
+		return nil, wrong("has not exactly one of b64 and frame")
+	case a.Frame != nil:
+		got, ok := f.at(*a.Frame)
+		if !ok {
+			return nil, wrong("names frame %d, which is not there", *a.Frame)
+		}
+		return got, nil
+	}
+	got, err := base64.StdEncoding.DecodeString(*a.B64)
+	if err != nil {
+		return nil, wrong("is no base64: %v", err)
+	}
+	return got, nil
 }
 
 func finiteness(dtype string, data []byte, allowNaN bool) *valueError {
