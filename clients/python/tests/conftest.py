@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import signal
 import socket
@@ -143,3 +144,23 @@ def fresh_name() -> Callable[[], str]:
         return f"r{os.urandom(6).hex()}"
 
     return name
+
+
+@pytest.fixture(scope="session")
+def gym_world(client: paddock.Client) -> str:
+    """A world with Gymnasium and MuJoCo."""
+    recipe = REPO / "examples" / "mujoco" / "world.py"
+    runpy.run_path(str(recipe))["build"](client, "mujoco")
+    return "mujoco"
+
+
+@pytest.fixture(scope="session")
+def simulator(client: paddock.Client, gym_world: str) -> Callable[..., Any]:
+    """Opens simulators of that world."""
+    from paddock import gym
+
+    def opened(env: str, **spec: Any) -> gym.Simulator:
+        spec = {"ready": 1, "budgets": {"setup_s": 600, "call_s": 60}, "step_s": 60, **spec}
+        return gym.simulator(env, **{"world": gym_world, "socket": client.socket, **spec})
+
+    return opened

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import runpy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,6 @@ from gymnasium.utils.env_checker import check_env
 import paddock
 import paddock.gym
 
-RECIPE = Path(__file__).resolve().parents[3] / "examples" / "mujoco" / "world.py"
-
 MUJOCO = "HalfCheetah-v5"
 
 
@@ -27,21 +24,6 @@ MUJOCO = "HalfCheetah-v5"
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MuJoCo writes its log where the process stands."""
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="session")
-def gym_world(client: paddock.Client) -> str:
-    runpy.run_path(str(RECIPE))["build"](client, "mujoco")
-    return "mujoco"
-
-
-@pytest.fixture(scope="session")
-def simulator(client: paddock.Client, gym_world: str) -> Callable[..., paddock.gym.Simulator]:
-    def opened(env: str, **spec: Any) -> paddock.gym.Simulator:
-        spec = {"ready": 1, "budgets": {"setup_s": 600, "call_s": 60}, "step_s": 60, **spec}
-        return paddock.gym.simulator(env, world=gym_world, socket=client.socket, **spec)
-
-    return opened
 
 
 def equal(a: Any, b: Any) -> bool:

@@ -46,8 +46,54 @@ class Fault:
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A state of an environment, which the daemon keeps; other processes may be given it.
+
+    ``rollouts``, ``steps`` and ``reward`` are those of the way that led to the state, and
+    an environment that is restored goes on with them. ``terminated`` or ``truncated``: the
+    rollout was over, so a reset must be next.
+    """
+
+    id: str
+    socket: str
+    bytes: int = 0
+    sha256: str = ""
+    rollouts: int = 0
+    steps: int = 0
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+
+    def drop(self) -> None:
+        """Forget it. Environments that were restored from it go on."""
+        ask(self.socket, "DELETE", f"/v1/snapshots/{segment(self.id)}")
+
+
+def snapshot_of(found: Mapping[str, Any], socket: str) -> Snapshot:
+    return Snapshot(
+        id=found["id"],
+        socket=socket,
+        bytes=found["bytes"],
+        sha256=found["sha256"],
+        rollouts=found["rollouts"],
+        steps=found["steps"],
+        reward=float(found["return"]),
+        terminated=found["terminated"],
+        truncated=found["truncated"],
+    )
+
+
 class BadAction(BadRequest, ValueError):
     """The action is not one of the action space; the environment is as it was."""
+
+
+class SnapshotRefused(BadRequest):
+    """The environment is as it was. ``kind`` says why no snapshot was taken or restored.
+
+    ``snapshot_unsupported``: the environment offers none; ``snapshot_too_large``: its state
+    is beyond ``max_snapshot``; ``bad_snapshot``: its program does not know the state.
+    """
 
 
 def connect(path: str) -> socket.socket:
@@ -75,7 +121,7 @@ def ask(path: str, method: str, url: str, body: Any = None) -> Any:
             answer = response.read()
         if not 200 <= response.status < 300:
             raise problem(response.status, answer)
-        return json.loads(answer)
+        return json.loads(answer) if answer else None
     finally:
         conn.close()
 
@@ -212,8 +258,9 @@ def fault_of(reply: Mapping[str, Any]) -> Fault | None:
     return decode(Fault, found) if found else None
 
 
-def bad_action(fault: Fault) -> BadAction:
-    return BadAction(fault.kind, fault.detail)
+def nothing_done(fault: Fault) -> BadRequest:
+    """What is raised for a fault that left everything as it was."""
+    return (SnapshotRefused if "snapshot" in fault.kind else BadAction)(fault.kind, fault.detail)
 
 
 # Values. A decoder takes what JSON gave, and the message's raw parts.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -26,16 +26,19 @@ from ._envs import (
     Envs,
     Fault,
     Simulator,
+    Snapshot,
+    SnapshotRefused,
     anything,
-    bad_action,
     decoder,
     encoder,
     ended_of,
     fault_of,
+    nothing_done,
     recorded,
     refused,
+    snapshot_of,
 )
-from ._errors import EpisodeEnded
+from ._errors import BadRequest, EpisodeEnded
 from ._http import dumps, socket_path
 from ._types import WorldRef, world_ref
 
@@ -45,6 +48,8 @@ __all__ = [
     "Env",
     "Fault",
     "Simulator",
+    "Snapshot",
+    "SnapshotRefused",
     "VectorEnv",
     "export",
     "make",
@@ -66,7 +71,7 @@ def simulator(
     """Open a simulator: the Gymnasium environment ``env``, or a ``command`` of the world.
 
     ``spec`` is the rest of the daemon's SimulatorSpec: policy, limits, requests, budgets,
-    step_s, reset_s, record, allow_nan, crash_reward, ready.
+    step_s, reset_s, max_snapshot, record, allow_nan, crash_reward, ready.
     """
     body: dict[str, Any] = {"world": world_ref(world), **spec}
     if env:
@@ -136,6 +141,12 @@ class _Naming:
         if options:
             line["options"] = dict(options)
         return dumps(line)
+
+    def snapshot(self) -> str:
+        return f'{{"env":{self.n},"op":"snapshot"}}'
+
+    def restore(self, snapshot: Snapshot) -> str:
+        return dumps({"env": self.n, "op": "restore", "snapshot": snapshot.id})
 
     def close(self) -> str:
         return f'{{"env":{self.n},"op":"close"}}'
@@ -209,6 +220,31 @@ class Env(gymnasium.Env[Any, Any]):
         self._refuse(reply)
         return anything(reply.get("observation"), frames)
 
+    def snapshot(self) -> Snapshot:
+        """Take the state, which ``restore`` puts back, here or in another environment.
+
+        An environment that offers none raises SnapshotRefused.
+        """
+        reply, _ = self._ask(self._name.snapshot())
+        self._refuse(reply)
+        return snapshot_of(reply["snapshot"], self.simulator.socket)
+
+    def restore(self, snapshot: Snapshot) -> tuple[Any, dict[str, Any]]:
+        """Go on from a snapshot of this or another environment of the same world and program.
+
+        The answer is the observation and info at which it was taken. No reset is needed
+        before. The episode's reward is that of the way that leads to its end: what was
+        stepped from a state that was left by a restore does not count.
+        """
+        if self.fresh and self._begun:
+            self._ask(self._name.close())
+            self._make()
+        reply, frames = self._ask(self._name.restore(snapshot))
+        self._refuse(reply)
+        self._begun = True
+        self._last = self._decode(reply["observation"], frames)
+        return self._last, anything(reply.get("info") or {}, frames)
+
     def _without(self, reply: Mapping[str, Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         before = self.ended
         self._refuse(reply, raises=before is not None)
@@ -222,7 +258,7 @@ class Env(gymnasium.Env[Any, Any]):
         ended, fault = ended_of(reply), fault_of(reply)
         if ended is None:
             if fault is not None:
-                raise bad_action(fault)
+                raise nothing_done(fault)
             return
         self.ended = ended
         if raises:
@@ -362,7 +398,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             if not self._over[i]
         ]
         skipped = set(again)
-        bad: BadAction | None = None
+        bad: BadRequest | None = None
         if again:
             self._reset(dict.fromkeys(again), None, infos)
         for reply, frames in self._exchange(lines):
@@ -379,7 +415,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 ended, fault = ended_of(reply), fault_of(reply)
                 if ended is None:
                     assert fault is not None
-                    bad = bad_action(replace(fault, detail=f"environment {i}: {fault.detail}"))
+                    bad = nothing_done(replace(fault, detail=f"environment {i}: {fault.detail}"))
                     continue
                 self.ended[i], self._dead[i] = ended, True
                 mine = ended.end.cause == "agent"
@@ -401,6 +437,65 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                     self._over[i] = over[i]
         return self._observations(), rewards, terminated, truncated, infos
 
+    def snapshot(self, which: Iterable[int] | None = None) -> dict[int, Snapshot]:
+        """Take the states of some environments, or of all, by their numbers."""
+        lines = [self._names[i].snapshot() for i in (range(self.num_envs) if which is None else which)]
+        taken: dict[int, Snapshot] = {}
+        bad: Exception | None = None
+        for reply, _ in self._exchange(lines):
+            i = reply["env"]
+            if "snapshot" in reply:
+                taken[i] = snapshot_of(reply["snapshot"], self.simulator.socket)
+            else:
+                bad = self._lost(i, reply)
+        if bad is not None:
+            raise bad
+        return taken
+
+    def restore(self, snapshots: Mapping[int, Snapshot]) -> tuple[Any, dict[str, Any]]:
+        """Have some environments go on from snapshots: ``{3: s}``, or all of them from one
+        with ``dict.fromkeys(range(n), s)``. The observations are those of all environments.
+        """
+        fresh = [i for i in range(self.num_envs) if self._obs[i] is None and i not in snapshots]
+        if fresh:
+            raise gymnasium.error.ResetNeeded(f"environments {fresh} have neither a state nor a snapshot")
+        lines = []
+        for i, snapshot in snapshots.items():
+            if self._dead[i] or (self.fresh and self._begun[i]):
+                lines += [self._names[i].close(), self._names[i].make()]
+            lines.append(self._names[i].restore(snapshot))
+        infos: dict[str, Any] = {}
+        bad: Exception | None = None
+        replies, refusal = self._trade(lines)
+        for reply, frames in replies:
+            i = reply["env"]
+            if reply["op"] == "make" and "episode" in reply:
+                self._begun[i], self._dead[i], self._over[i] = False, False, True
+            if reply["op"] != "restore" or reply.get("problem"):
+                continue
+            if "observation" not in reply:
+                bad = self._lost(i, reply)
+                continue
+            self._obs[i] = self._decode(reply["observation"], frames)
+            self._begun[i], self._dead[i] = True, False
+            self._over[i] = reply["terminated"] or reply["truncated"]
+            self._tell(infos, anything(reply.get("info") or {}, frames), i)
+        if refusal is not None:
+            refused(refusal)
+        if bad is not None:
+            raise bad
+        return self._observations(), infos
+
+    def _lost(self, i: int, reply: Mapping[str, Any]) -> Exception:
+        """What stands in the place of a snapshot or of what it was restored to."""
+        ended, fault = ended_of(reply), fault_of(reply)
+        text = f"environment {i}: " + (f"{fault.kind}: {fault.detail}" if fault else "its episode has ended")
+        if ended is None:
+            assert fault is not None
+            return nothing_done(replace(fault, detail=f"environment {i}: {fault.detail}"))
+        self.ended[i], self._dead[i], self._over[i] = ended, True, True
+        return EpisodeEnded("episode_ended", text, outcome=ended.end)
+
     def _check(self, actions: Any) -> None:
         """Refuse the common mistakes before any environment is stepped."""
         space = self.action_space
@@ -421,10 +516,19 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _exchange(self, lines: list[str]) -> list[tuple[dict[str, Any], list[bytes]]]:
         """Send lines and return their answers, in order of the environments' numbers."""
+        replies, refusal = self._trade(lines)
+        if refusal is not None:
+            refused(refusal)
+        return replies
+
+    def _trade(
+        self, lines: list[str]
+    ) -> tuple[list[tuple[dict[str, Any], list[bytes]]], Mapping[str, Any] | None]:
+        """The same, with the last that was refused."""
         if self._envs is None:
             raise gymnasium.error.ClosedEnvironmentError("the environments are closed")
         if not lines:
-            return []
+            return [], None
         self._envs.send(lines)
         replies = []
         refusal: Mapping[str, Any] | None = None
@@ -437,10 +541,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             elif reply["op"] == "close":
                 self.ended[reply["env"]] = ended_of(reply)
             replies.append((reply, frames))
-        if refusal is not None:
-            refused(refusal)
         replies.sort(key=lambda r: int(r[0]["env"]))
-        return replies
+        return replies, refusal
 
     def close_extras(self, **kwargs: Any) -> None:
         """End the episodes well; ``ended`` then has their rewards."""
@@ -469,18 +571,18 @@ def trajectory(
 
     ``actions``, ``rewards``, ``terminated`` and ``truncated`` have a row for each step,
     ``observations`` one more for each rollout: its first is that of the reset. ``starts``
-    has the number of the first step of each rollout. Parts of an observation or action
-    that is a Dict are called ``observations/name``. A simulator that records less than
-    everything has no observations to give.
+    has the number of the first step of each rollout; a restore begins one, too. Parts of
+    an observation or action that is a Dict are called ``observations/name``. A simulator
+    that records less than everything has no observations to give.
     """
     steps: dict[str, list[Any]] = {}
     starts: list[int] = []
     n = 0
     for call, reply, frames in recorded(socket_path(socket), run, id, attempt):
-        if call["tool"] not in ("reset", "step") or "observation" not in reply:
+        if call["tool"] not in ("reset", "restore", "step") or "observation" not in reply:
             continue
         _gather(steps, "observations", anything(reply["observation"], frames))
-        if call["tool"] == "reset":
+        if call["tool"] != "step":
             starts.append(n)
             continue
         n += 1
