@@ -424,6 +424,31 @@ func TestAnAgentCannotBreakItsCapture(t *testing.T) {
 	}
 }
 
+// What the kernel lets a file say of its time, JSON and a tar have to say, too.
+func TestTimesOfNoCalendarAreTheNearestThatOneHas(t *testing.T) {
+	t.Parallel()
+	f := testWorld(t, nil)
+	upper := t.TempDir()
+	want := map[string]int{"/early": 1, "/late": 9999, "/now": 2026}
+	for name, sec := range map[string]int64{"early": -1 << 62, "late": 1 << 62, "now": 1790000000} {
+		p := filepath.Join(upper, name)
+		must(t, os.WriteFile(p, nil, 0o644))
+		must(t, unix.UtimesNanoAt(unix.AT_FDCWD, p, []unix.Timespec{{Sec: sec}, {Sec: sec}}, 0))
+	}
+	text, err := json.Marshal(capture(t, f, upper, overlay.CaptureInput{}))
+	must(t, err)
+	var got overlay.Capture
+	must(t, json.Unmarshal(text, &got))
+	if len(got.Changes) != len(want) {
+		t.Errorf("%d changes, want %d", len(got.Changes), len(want))
+	}
+	for _, c := range got.Changes {
+		if c.ModTime.Year() != want[c.Path] {
+			t.Errorf("%s is of %s, want the year %d", c.Path, c.ModTime, want[c.Path])
+		}
+	}
+}
+
 func TestTrackerLooksAtSoMuchAndNoMore(t *testing.T) {
 	t.Parallel()
 	f := testWorld(t, map[string]string{"f": "f"})

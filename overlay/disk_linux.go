@@ -152,7 +152,7 @@ func describe(fd int, st *unix.Stat_t) (*entry, error) {
 func entryOf(st *unix.Stat_t) *entry {
 	e := &entry{
 		kind: kindOf(st), mode: st.Mode & modeBits, uid: st.Uid, gid: st.Gid,
-		mtime: time.Unix(st.Mtim.Sec, st.Mtim.Nsec).UTC(),
+		mtime: safepath.ModTime(st),
 	}
 	if e.kind == typeFile {
 		e.size = st.Size

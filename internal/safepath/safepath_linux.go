@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -177,6 +178,21 @@ func split(path string) (dir, base string) {
 		return "/", path[i+1:]
 	}
 	return path[:i], path[i+1:]
+}
+
+// ModTime is when a file says that it was changed, in UTC. Its owner may set any of the
+// kernel's 64 bits; a time outside of the years 1 to 9999, which no text form has, is the
+// nearest one in them.
+func ModTime(st *unix.Stat_t) time.Time {
+	const first, last = -62135596800, 253402300799 // 0001-01-01T00:00:00Z, 9999-12-31T23:59:59Z
+	switch sec := st.Mtim.Sec; {
+	case sec < first:
+		return time.Unix(first, 0).UTC()
+	case sec > last:
+		return time.Unix(last, 0).UTC()
+	default:
+		return time.Unix(sec, st.Mtim.Nsec).UTC()
+	}
 }
 
 func open(dir int, path string, flags int, resolve uint64) (int, error) {

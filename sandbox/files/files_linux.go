@@ -12,7 +12,6 @@ import (
 	"os"
 	"path"
 	"strings"
-	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -131,7 +130,7 @@ func (t *Tree) info(name string, st *unix.Stat_t) sandbox.FileInfo {
 	return sandbox.FileInfo{
 		Name: name, Type: typeOf(st), Mode: st.Mode & 0o7777,
 		UID: t.inside(st.Uid), GID: t.inside(st.Gid),
-		Size: st.Size, ModTime: time.Unix(st.Mtim.Unix()),
+		Size: st.Size, ModTime: safepath.ModTime(st),
 	}
 }
 

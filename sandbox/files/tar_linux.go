@@ -130,7 +130,7 @@ func (p *packer) header(name string, st *unix.Stat_t) *tar.Header {
 	h := &tar.Header{
 		Format: tar.FormatPAX, Name: name, Mode: int64(st.Mode & 0o7777),
 		Uid: int(p.t.inside(st.Uid)), Gid: int(p.t.inside(st.Gid)),
-		ModTime: time.Unix(st.Mtim.Sec, 0),
+		ModTime: safepath.ModTime(st).Truncate(time.Second),
 	}
 	if kind := st.Mode & unix.S_IFMT; kind == unix.S_IFCHR || kind == unix.S_IFBLK {
 		h.Devmajor, h.Devminor = int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))
