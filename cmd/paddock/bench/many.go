@@ -147,9 +147,9 @@ func (b *bench) branch(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	id := fmt.Sprintf("branch-%d-%d", os.Getpid(), b.episodes.Add(1))
 	began := time.Now()
-	if _, err := b.Client.Fork(ctx, key(parent), api.ForkSpec{IDs: []string{id}}); err != nil {
+	id, err := b.fork(ctx, parent)
+	if err != nil {
 		return 0, err
 	}
 	if _, err := b.exec(ctx, id); err != nil {
@@ -157,6 +157,13 @@ func (b *bench) branch(ctx context.Context) (time.Duration, error) {
 	}
 	took := time.Since(began)
 	return took, errors.Join(b.Client.Delete(ctx, key(id)), b.Client.Delete(ctx, key(parent)))
+}
+
+// fork branches a live episode once and returns the new one's id.
+func (b *bench) fork(ctx context.Context, parent string) (string, error) {
+	id := fmt.Sprintf("branch-%d-%d", os.Getpid(), b.episodes.Add(1))
+	_, err := b.Client.Fork(ctx, key(parent), api.ForkSpec{IDs: []string{id}})
+	return id, err
 }
 
 // dockerBranch is the same with Docker: the container's files become an image.

@@ -16,6 +16,7 @@ const (
 	RowRounds    = "rounds"
 	RowIdle      = "idle"
 	RowCapture   = "capture"
+	RowDepth     = "depth"
 	RowLive      = "live"
 	RowBurst     = "burst"
 	RowTrace     = "trace"
@@ -24,7 +25,7 @@ const (
 )
 
 var (
-	rowNames = []string{RowRounds, RowIdle, RowCapture, RowLive, RowBurst, RowTrace, RowJudge, RowHumanEval}
+	rowNames = []string{RowRounds, RowIdle, RowCapture, RowDepth, RowLive, RowBurst, RowTrace, RowJudge, RowHumanEval}
 	// quickRows take less than a minute together.
 	quickRows = []string{RowRounds, RowIdle, RowCapture}
 )

@@ -17,6 +17,7 @@ func (b *bench) scale(ctx context.Context) error {
 	return b.steps(ctx, []step{
 		{RowIdle, "memory of idle episodes", b.idleMemory},
 		{RowCapture, "capture of 10,000 files", b.captureMany},
+		{RowDepth, "branches of branches", b.branchDepth},
 		{RowLive, "2,000 live episodes", b.manyLive},
 		{RowBurst, "1,000 creates at once", b.burst},
 		{RowJudge, "scores of texts", b.texts},
