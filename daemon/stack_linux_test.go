@@ -244,6 +244,8 @@ func (f *oneFork) Seal(context.Context, overlay.SealInput) (overlay.World, error
 	return theWorld, nil
 }
 
+func (f *oneFork) Compact(context.Context) error { return nil }
+
 func (f *oneFork) Release() {
 	f.store.mu.Lock()
 	defer f.store.mu.Unlock()

@@ -245,12 +245,12 @@ type reader struct {
 	out sink
 	// edit changes or refuses an entry; skip leaves out a path and what is below it.
 	edit  func(e *entry) (skip bool, err error)
-	links map[inode]string
+	links links
 }
 
 // readTree gives the tree at root to a sink. Hard links become typeHardlink entries.
 func readTree(ctx context.Context, root int, out sink, edit func(*entry) (bool, error)) error {
-	r := &reader{out: out, edit: edit, links: map[inode]string{}}
+	r := &reader{out: out, edit: edit, links: links{}}
 	return r.dir(ctx, root, "", 0)
 }
 
@@ -290,7 +290,7 @@ func (r *reader) entry(ctx context.Context, dir int, name, p string, depth int) 
 		}
 	}
 	var body io.Reader
-	if e.kind == typeFile && !r.linked(e, &st) {
+	if e.kind == typeFile && !r.links.linked(e, &st) {
 		body = &fdReader{fd: fd}
 	}
 	if err := r.out.add(e, body); err != nil {
@@ -302,15 +302,18 @@ func (r *reader) entry(ctx context.Context, dir int, name, p string, depth int) 
 	return nil
 }
 
+// links are the files of several names that came already, by their first name.
+type links map[inode]string
+
 // linked makes e a hard link when it is one more name of a file.
-func (r *reader) linked(e *entry, st *unix.Stat_t) bool {
+func (l links) linked(e *entry, st *unix.Stat_t) bool {
 	id := inode{st.Dev, st.Ino}
-	if first, ok := r.links[id]; ok {
+	if first, ok := l[id]; ok {
 		e.kind, e.target, e.size = typeHardlink, first, 0
 		return true
 	}
 	if st.Nlink > 1 {
-		r.links[id] = e.path
+		l[id] = e.path
 	}
 	return false
 }

@@ -16,16 +16,23 @@ type Fork struct {
 	release func()
 }
 
-// Fork pins a world's layers until Release.
-func (s *Store) Fork(_ context.Context, id string) (*Fork, error) {
+// Fork pins a world's layers until Release. Where they are more than overlayfs manages well,
+// the fork stands on fewer of the same contents, which takes long the first time.
+func (s *Store) Fork(ctx context.Context, id string) (*Fork, error) {
 	w, layers, release, err := s.pin(id)
 	if err != nil {
 		return nil, err
 	}
-	f := &Fork{store: s, world: w, lowers: s.lowers(layers), release: release}
+	low, err := s.lowStack(ctx, w, layers)
+	if err != nil {
+		release()
+		return nil, fmt.Errorf("fork world %s: %w", shortID(w.ID), err)
+	}
+	layers = low.layers
+	f := &Fork{store: s, world: w, lowers: s.lowers(layers), release: func() { release(); low.release() }}
 	for i, dir := range f.lowers {
 		if _, err := os.Lstat(dir); err != nil {
-			release()
+			f.release()
 			if errors.Is(err, os.ErrNotExist) && i < len(layers) {
 				err = ErrCorrupt
 			}

@@ -28,7 +28,7 @@ const blobsDir = "blobs/sha256/"
 const digestPrefix = "sha256:"
 
 // maxLayers is what overlayfs manages (500) beside the skeleton, an agent's end state and
-// what a grader adds.
+// what a grader adds. A fork stands on fewer: see maxStack.
 const maxLayers = 480
 
 func sum(data []byte) string {

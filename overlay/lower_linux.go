@@ -48,7 +48,14 @@ func (n *lowerNode) close() {
 
 // lookup finds a name as overlayfs would; nil says that the world has none.
 func (d lowerDir) lookup(name string) (*lowerNode, error) {
-	var found *lowerNode
+	node, _, err := d.find(name, false)
+	return node, err
+}
+
+// find is lookup in the upper part of a stack: closed says that what further layers have at
+// the name is hidden, and a node of nil is then a whiteout. It is asked for with part; else
+// it may be false.
+func (d lowerDir) find(name string, part bool) (found *lowerNode, closed bool, err error) {
 	for i, dir := range d {
 		st, err := look(dir, name)
 		if errors.Is(err, unix.ENOENT) {
@@ -56,28 +63,28 @@ func (d lowerDir) lookup(name string) (*lowerNode, error) {
 		}
 		if err != nil {
 			found.close()
-			return nil, fmt.Errorf("look up %q in a layer: %w", name, err)
+			return nil, false, fmt.Errorf("look up %q in a layer: %w", name, err)
 		}
 		kind := kindOf(&st)
 		if kind != typeDir {
 			if found == nil && kind != typeWhiteout {
 				found = &lowerNode{dir: dir, name: name, st: st}
 			}
-			return found, nil
+			return found, true, nil
 		}
 		if found == nil {
 			found = &lowerNode{dir: dir, name: name, st: st}
 		}
-		opaque, err := found.merge(dir, &st, i == len(d)-1)
+		opaque, err := found.merge(dir, &st, !part && i == len(d)-1)
 		if err != nil {
 			found.close()
-			return nil, fmt.Errorf("open %q in a layer: %w", name, err)
+			return nil, false, fmt.Errorf("open %q in a layer: %w", name, err)
 		}
 		if opaque {
-			break
+			return found, true, nil
 		}
 	}
-	return found, nil
+	return found, false, nil
 }
 
 // merge adds one layer's directory; below the last one it does not matter what is hidden.

@@ -27,6 +27,9 @@ type World struct {
 	// Key is the build-cache key, empty for imports.
 	Key     string    `json:"key,omitempty"`
 	Created time.Time `json:"created"`
+	// Branched is how many of the layers, the topmost, were left by branches: see
+	// SealInput.Branch.
+	Branched int `json:"branched,omitempty"`
 	// ConfigBytes is the size of the image config.
 	ConfigBytes int64 `json:"config_bytes"`
 	// Dropped says what of an imported image the world does not have: attributes that

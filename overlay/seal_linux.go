@@ -28,6 +28,10 @@ type SealInput struct {
 	// Harmless leaves out set-id bits and capabilities of files: in a sandbox they are
 	// nothing, and another program that is handed the world may honour them.
 	Harmless bool
+	// Branch says that more may be sealed on top of the new world, and so on without end. Of
+	// layers that branches left, no more than 32 lie on one another: before there are more,
+	// the topmost become one.
+	Branch bool
 }
 
 // Seal makes a world of the fork's own and one layer more: what the upper directory
@@ -43,14 +47,14 @@ func (f *Fork) Seal(ctx context.Context, in SealInput) (World, error) {
 	if err := in.Config.check(); err != nil {
 		return World{}, err
 	}
-	_, layers, release, err := f.store.pin(f.world.ID)
+	below, layers, release, err := f.store.pin(f.world.ID)
 	if err != nil {
 		return World{}, err
 	}
 	defer release()
 	made := sealing{
-		world: World{Recipe: in.Recipe, Key: in.Key, Created: time.Now().UTC()}, config: in.Config,
-		layers: slices.Clone(layers), stages: map[string]*staging{}, key: in.Key != "",
+		world:  World{Recipe: in.Recipe, Key: in.Key, Created: time.Now().UTC(), Branched: below.Branched},
+		config: in.Config, layers: slices.Clone(layers), stages: map[string]*staging{}, key: in.Key != "",
 	}
 	st, l, err := f.sealUpper(ctx, in)
 	if err != nil {
@@ -58,6 +62,14 @@ func (f *Fork) Seal(ctx context.Context, in SealInput) (World, error) {
 	}
 	if st != nil {
 		defer st.discard()
+		if in.Branch {
+			short, err := f.store.shortChain(ctx, below, layers)
+			if err != nil {
+				return World{}, err
+			}
+			defer short.release()
+			made.layers, made.world.Branched = slices.Clone(short.layers), short.world.Branched+1
+		}
 		made.layers, made.stages[l.DiffID] = append(made.layers, l), st
 	}
 	if len(made.layers) > maxLayers {

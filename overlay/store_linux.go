@@ -371,10 +371,18 @@ func (s *Store) List(context.Context) ([]World, error) {
 
 // Remove removes a world that nothing uses, with the layers that no other world has. A
 // ref that is one of several names of a world takes away that name only.
-func (s *Store) Remove(_ context.Context, ref string) error {
+func (s *Store) Remove(ctx context.Context, ref string) error {
 	s.commit.Lock()
-	dead, err := s.forget(ref)
+	w, err := s.World(ctx, ref)
+	var dead, more []string
+	if err == nil {
+		dead, err = s.forget(ref)
+	}
+	if err == nil {
+		more, err = s.forgetMerger(w.ID)
+	}
 	s.commit.Unlock()
+	dead = append(dead, more...)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 
 	"github.com/paddock-run/paddock/overlay"
@@ -71,7 +72,23 @@ func (r *Runner) Branch(ctx context.Context, key Key, spec BranchSpec) (Branch, 
 		}
 		b.Episodes = append(b.Episodes, c)
 	}
+	if world.Branched >= overlay.MaxChain { // the next branch will need it
+		r.wg.Go(func() { r.compactAhead(r.ctx, world.ID) })
+	}
 	return b, nil
+}
+
+// compactAhead merges a world's layers for the branches of the episodes that just began on
+// it, which wait for it or make it themselves.
+func (r *Runner) compactAhead(ctx context.Context, world string) {
+	f, err := r.cfg.Worlds.Fork(ctx, world)
+	if err == nil {
+		err = f.Compact(ctx)
+		f.Release()
+	}
+	if err != nil && ctx.Err() == nil {
+		r.cfg.Log.Warn("merge layers ahead", slog.String("world", world), slog.Any("error", err))
+	}
 }
 
 func checkBranch(spec BranchSpec) error {
@@ -91,7 +108,10 @@ func checkBranch(spec BranchSpec) error {
 
 func (a *attempt) sealNow(ctx context.Context) (w overlay.World, of BranchOf, err error) {
 	config := a.world.Config
-	config.Setup = nil // its work is in the files
+	config.Setup = nil                          // its work is in the files
+	if err := a.fork.Compact(ctx); err != nil { // now, and not while the processes are held still
+		return w, of, err
+	}
 	err = a.asked(ctx, func(ctx context.Context) error {
 		a.mu.Lock()
 		of = BranchOf{ID: a.key.ID, Attempt: a.n, Calls: a.rec.Calls}
@@ -99,7 +119,7 @@ func (a *attempt) sealNow(ctx context.Context) (w overlay.World, of BranchOf, er
 		return a.heldStill(ctx, func() error {
 			var err error
 			w, err = a.fork.Seal(ctx, overlay.SealInput{
-				Upper: a.sb.Upper(), HostID: a.ids.HostID, Config: config, Recipe: "branch", Harmless: true,
+				Upper: a.sb.Upper(), HostID: a.ids.HostID, Config: config, Recipe: "branch", Harmless: true, Branch: true,
 			})
 			return err
 		})

@@ -1,8 +1,10 @@
 package runner_test
 
 import (
+	"fmt"
 	"testing"
 
+	"github.com/paddock-run/paddock/overlay"
 	"github.com/paddock-run/paddock/runner"
 )
 
@@ -124,4 +126,27 @@ func TestBranchRefuses(t *testing.T) {
 	if _, err := b.Branch(t.Context(), key, runner.BranchSpec{IDs: []string{"late"}}); runner.KindOf(err) != runner.KindEpisodeEnded {
 		t.Errorf("after the end: %v, want episode_ended", err)
 	}
+}
+
+func TestALongChainOfBranchesKeepsFewLayersAndAllFiles(t *testing.T) {
+	t.Parallel()
+	b := newRealBench(t)
+	const steps = overlay.MaxChain + 2
+	at := b.live("n0")
+	for n := range steps {
+		b.sh(at, fmt.Sprintf("echo %d > own-%[1]d; echo %[1]d > all; rm -f answer.sh", n))
+		next := fmt.Sprintf("n%d", n+1)
+		made := b.branch(at, next)
+		if w := made.Episodes[0].Episode.Plan.World; n == steps-1 {
+			world, err := b.World(t.Context(), root, w)
+			if err != nil || len(world.Layers) > overlay.MaxChain {
+				t.Errorf("after %d branches the world has %d layers (%v)", steps, len(world.Layers), err)
+			}
+		}
+		if err := b.Delete(t.Context(), at); err != nil {
+			t.Fatal(err)
+		}
+		at = b.key(next)
+	}
+	b.says(at, "ls own-* | wc -l; cat all; ls answer.sh 2>/dev/null; ls test.sh", fmt.Sprintf("%d\n%d\ntest.sh\n", steps, steps-1))
 }

@@ -148,6 +148,8 @@ type Sealer interface {
 	Restore(ctx context.Context, c overlay.Capture, pack string, dir *os.File, hostID uint32) error
 	// Seal makes a world of the fork's and what an upper directory changed.
 	Seal(ctx context.Context, in overlay.SealInput) (overlay.World, error)
+	// Compact makes ahead what the next Seal of a branch needs first; mostly that is nothing.
+	Compact(ctx context.Context) error
 }
 
 // Tracker tells which paths changed since it was last asked. It is a hint for people and

@@ -174,7 +174,7 @@ func worldList(c *cli) *cobra.Command {
 			return c.show(all, func(w io.Writer) {
 				rows := [][]string{{"ID", "NAMES", "RECIPE", "LAYERS", "ENTRIES", "SIZE", "CREATED"}}
 				for _, o := range all {
-					if o.Recipe == overlay.StepRecipe && len(o.Names) == 0 && !steps {
+					if (o.Recipe == overlay.StepRecipe || o.Recipe == overlay.MergedRecipe) && len(o.Names) == 0 && !steps {
 						continue
 					}
 					rows = append(rows, []string{
@@ -186,7 +186,7 @@ func worldList(c *cli) *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&steps, "steps", false, "list those between the steps of Dockerfiles, too, which are kept as a cache")
+	cmd.Flags().BoolVar(&steps, "steps", false, "list those between the steps of Dockerfiles and those of merged layers, too, which are kept as a cache")
 	return cmd
 }
 

@@ -221,8 +221,14 @@ func TestManyLayersWork(t *testing.T) {
 			f, err := s.Fork(t.Context(), w.ID)
 			must(t, err)
 			defer f.Release()
-			if len(f.Lowers()) != n+1 {
-				t.Errorf("%d lower directories, want %d", len(f.Lowers()), n+1)
+			if got := len(f.Lowers()); len(w.Layers) != n || (n <= 128 && got != n+1) || got > 129 {
+				t.Errorf("the world has %d layers, its fork %d lower directories", len(w.Layers), got)
+			}
+			if n <= 128 {
+				return
+			}
+			if got, want := see(t, s, w.ID, "ls -d f* | wc -l; cat last"), fmt.Sprintf("%d\n%d", n, n-1); got != want {
+				t.Errorf("the fork shows %q, want %q", got, want)
 			}
 		})
 	}

@@ -215,7 +215,10 @@ func sealSuite(ctx context.Context, t *testing.T, u WorldsUnderTest) {
 		t.Fatal(err)
 	}
 	defer func() { _ = dir.Close() }()
-	in := overlay.SealInput{Upper: dir, HostID: u.HostID, Config: overlay.Config{WorkingDir: "/d"}, Recipe: "branch", Name: "sealed"}
+	in := overlay.SealInput{Upper: dir, HostID: u.HostID, Config: overlay.Config{WorkingDir: "/d"}, Recipe: "branch", Name: "sealed", Branch: true}
+	if err := f.Compact(ctx); err != nil {
+		t.Errorf("Compact of a fork on one layer: %v", err)
+	}
 	w, err := f.Seal(ctx, in)
 	if err != nil {
 		t.Fatalf("Seal: %v", err)

@@ -422,6 +422,9 @@ func (f *fork) Seal(_ context.Context, in overlay.SealInput) (overlay.World, err
 	return b.World, err
 }
 
+// Compact has nothing to do: a world is one layer.
+func (f *fork) Compact(context.Context) error { return nil }
+
 // Track compares the upper directory with what it was.
 func (f *fork) Track(upper *os.File, _ uint32) runner.Tracker {
 	return &tracker{dir: upper.Name(), seen: map[string]string{}}
