@@ -34,29 +34,55 @@ func (b *bench) humanEvals(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	arms := []arm{{
-		name: "humaneval", what: "HumanEval solutions written by one call, captured and scored in a fresh fork: a batch, 8 at a time, wall time per solution; CPU of daemon, sandboxes and driver",
+	const of = "8 at a time, wall time per solution; CPU of "
+	judged := []arm{{
+		name: "humaneval", what: "HumanEval solutions judged by the data set's tests, POST /v1/judge of one solution, in a fork of its own, " + of + "daemon, sandboxes and driver",
+		one: h.must(h.judgedOne), cpu: b.heavyTime(),
+	}}
+	graded := []arm{{
+		name: "humaneval_episode", what: "HumanEval solutions written by a call of an episode, captured, and scored by a grader in another fork: a batch, " + of + "daemon, sandboxes and driver",
 		all: h.batch, cpu: b.heavyTime(),
 	}}
+	sides := []side{h.judgedOne, h.episode}
 	if b.docker != nil {
 		stop, err := h.image(ctx, files)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = stop() }()
-		arms = append(arms, arm{
-			name: "docker_humaneval", what: "the same solutions, each written and scored by the same grader in one docker run, 8 at a time; CPU of the whole host",
-			one: h.container, cpu: hostTime,
+		judged = append(judged, arm{
+			name: "docker_humaneval", what: "the same solutions and tests as one program, python3 -c PROGRAM in one docker run, " + of + "the whole host",
+			one: h.must(h.plain), cpu: hostTime,
 		})
+		graded = append(graded, arm{
+			name: "docker_humaneval_episode", what: "the same solutions, each written and scored by the same grader in one docker run, " + of + "the whole host",
+			one: h.must(h.graded), cpu: hostTime,
+		})
+		sides = append(sides, h.plain, h.graded)
 	}
-	if err := h.control(ctx); err != nil {
+	for _, score := range sides {
+		if err := h.control(ctx, score); err != nil {
+			return err
+		}
+	}
+	if b.Quick {
+		return errors.Join(b.turns(ctx, judged, 1, 3*ways), b.turns(ctx, graded, 1, 3*ways))
+	}
+	return errors.Join(b.turns(ctx, judged, 3, len(h.problems)), b.turns(ctx, graded, 1, len(h.problems)))
+}
+
+// side says whether the solution of a problem passes.
+type side func(context.Context, problems.Problem) (bool, error)
+
+// must scores solution i, which passes.
+func (h *humanEval) must(score side) func(context.Context, int) error {
+	return func(ctx context.Context, i int) error {
+		passed, err := score(ctx, h.problems[i])
+		if err == nil && !passed {
+			err = fmt.Errorf("%s does not pass", h.problems[i].TaskID)
+		}
 		return err
 	}
-	rounds, each := 3, len(h.problems)
-	if b.Quick {
-		rounds, each = 1, 3*ways
-	}
-	return b.turns(ctx, arms, rounds, each)
 }
 
 // prepare makes the world and the grader, and returns the grader's files.
@@ -98,21 +124,47 @@ func (h *humanEval) image(ctx context.Context, files map[string][]byte) (remove 
 	return h.importTree(ctx, humanEvalImage, root)
 }
 
-// control makes sure that neither side takes a wrong solution for a right one.
-func (h *humanEval) control(ctx context.Context) error {
+// control makes sure that a side does not take a wrong solution for a right one.
+func (h *humanEval) control(ctx context.Context, score side) error {
 	p := h.problems[0]
 	p.Canonical = "    pass\n"
-	solved, err := h.score(ctx, []problems.Problem{p})
-	if err != nil || solved != 0 {
-		return errors.Join(err, fmt.Errorf("%d solutions that do nothing pass", solved))
-	}
-	if h.docker == nil {
-		return nil
-	}
-	if solved, err := h.run(ctx, p); err != nil || solved {
-		return errors.Join(err, fmt.Errorf("a solution that does nothing passes in Docker: %v", solved))
+	if passed, err := score(ctx, p); err != nil || passed {
+		return errors.Join(err, fmt.Errorf("a solution that does nothing passes: %v", passed))
 	}
 	return nil
+}
+
+// judgedOne has the judge run the data set's tests on a solution. They pass when they come to
+// their end, so that a solution that ends the process has not passed.
+func (h *humanEval) judgedOne(ctx context.Context, p problems.Problem) (bool, error) {
+	result, err := h.Heavy.Judge(ctx, api.JudgeSpec{
+		World: h.world, Language: "python", Code: h.solution(p), Cases: []api.JudgeCase{{Assert: tests(p)}},
+	}, nil)
+	if err != nil {
+		return false, err
+	}
+	return verdictOf(result)
+}
+
+// tests are the data set's.
+func tests(p problems.Problem) string { return fmt.Sprintf("%s\ncheck(%s)\n", p.Test, p.EntryPoint) }
+
+// plain runs a solution and its tests as one program in a container; it passes that exits
+// with 0.
+func (h *humanEval) plain(ctx context.Context, p problems.Problem) (bool, error) {
+	exit, said, err := h.docker.RunOutput(ctx, engine.Container{
+		Image: humanEvalImage, Argv: []string{"python3", "-c", h.solution(p) + tests(p)}, Dir: "/workdir", Env: envList(traceEnv),
+	})
+	if err == nil && exit != 0 && exit != 1 { // what an exception ends with
+		err = fmt.Errorf("%s: python3 exited %d: %.500s", p.TaskID, exit, said)
+	}
+	return exit == 0, err
+}
+
+// episode scores a solution as batch does.
+func (h *humanEval) episode(ctx context.Context, p problems.Problem) (bool, error) {
+	solved, err := h.score(ctx, []problems.Problem{p})
+	return solved == 1, err
 }
 
 // batch scores the first n solutions with paddock.
@@ -124,7 +176,7 @@ func (h *humanEval) batch(ctx context.Context, n int) error {
 	return nil
 }
 
-// solution is a text that was not scored before: scores are cached by what a grader sees.
+// solution is a text that was not scored before: nothing of an earlier one can be used again.
 func (h *humanEval) solution(p problems.Problem) string {
 	return fmt.Sprintf("%s%s\n# %d\n", p.Prompt, p.Canonical, h.episodes.Add(1))
 }
@@ -162,22 +214,13 @@ func (h *humanEval) score(ctx context.Context, all []problems.Problem) (solved i
 	return solved, err
 }
 
-// container scores solution i with Docker.
-func (h *humanEval) container(ctx context.Context, i int) error {
-	solved, err := h.run(ctx, h.problems[i])
-	if err == nil && !solved {
-		err = fmt.Errorf("%s does not pass in Docker", h.problems[i].TaskID)
-	}
-	return err
-}
-
 // dockerScore writes the solution, tells the grader which problem it solves, and has the
 // verdict written to standard output.
 const dockerScore = `printf %s "$1" >"$0" && mkdir /inputs && printf %s "$2" >/inputs/spec.json && shift 2 && ` +
 	`exec 3>&1 && PADDOCK_VERDICT_FD=3 PADDOCK_INPUTS=/inputs exec "$@"`
 
-// run says whether a solution passes, by a container that writes and grades it.
-func (h *humanEval) run(ctx context.Context, p problems.Problem) (bool, error) {
+// graded writes a solution in a container and grades it there.
+func (h *humanEval) graded(ctx context.Context, p problems.Problem) (bool, error) {
 	spec, err := json.Marshal(map[string]string{"task": p.TaskID})
 	if err != nil {
 		return false, err

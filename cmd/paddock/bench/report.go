@@ -104,7 +104,8 @@ var quoted = []struct {
 	{"fork_2g_vs_10m", "create_2g", "create_10m", "start on a 2 GB world against a 10 MB world, 10th percentiles (1 is ideal)", quick},
 	{"trace_vs_docker", "docker_trace8", "trace8", "a coding trace of 30 calls, finish and score, 8 at a time: times the episodes per core-hour of docker run and docker exec (wall time, all CPUs being held)", median},
 	{"judge_vs_gojudge", "gojudge_judge8", "judge8", "Python one-liners judged by one case of standard input and output, 8 at a time, each in a fork of its own: times the throughput of go-judge's /run, which uses its containers again", median},
-	{"humaneval_vs_docker", "docker_humaneval", "humaneval", "HumanEval solutions scored, 8 at a time: times faster than each in a container of its own by docker run", median},
+	{"humaneval_vs_docker", "docker_humaneval", "humaneval", "HumanEval solutions judged by the data set's tests, 8 at a time: times faster than solution and tests as one program in a docker run each", median},
+	{"humaneval_episode_vs_docker", "docker_humaneval_episode", "humaneval_episode", "HumanEval solutions written in an episode, captured, and graded in another fork, 8 at a time: times faster than written and graded in a docker run each", median},
 	{"trace_vs_bare", "trace8", "bare_trace8", "the same trace: CPU time over that of the same commands bare on the host (1 is the floor)", cpuTime},
 }
 
