@@ -120,9 +120,6 @@ func (e *Env) Reset(ctx context.Context, seed *int64, options json.RawMessage) (
 		}
 		body = append(body, `"seed":`...)
 		body = strconv.AppendInt(body, *seed, 10)
-		if err := e.forget(); err != nil {
-			return Result{}, err
-		}
 	}
 	if len(options) > 0 && string(options) != "null" {
 		if options[0] != '{' || !json.Valid(options) {
@@ -132,6 +129,11 @@ func (e *Env) Reset(ctx context.Context, seed *int64, options json.RawMessage) (
 			body = append(body, ',')
 		}
 		body = append(append(body, `"options":`...), options...)
+	}
+	if seed != nil {
+		if err := e.forget(); err != nil {
+			return Result{}, err
+		}
 	}
 	res, err := e.say(ctx, message{op: "reset", body: append(body, '}')})
 	if err == nil && res.Error == nil && res.Ended == nil {

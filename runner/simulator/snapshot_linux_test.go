@@ -1,6 +1,7 @@
 package simulator_test
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -198,6 +199,21 @@ func TestAFaultAfterARestoreIsReplayedFromTheSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if res := b.step(g, "-9"); res.Ended == nil || res.Ended.End.Cause != runner.Platform || res.Ended.Reward != nil {
+		t.Errorf("step = %+v, ended %+v", res, res.Ended)
+	}
+}
+
+func TestARefusedResetLosesNothingOfWhatAFaultIsReplayedFrom(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.openKeeping("")
+	e := b.began("e")
+	b.step(e, "1")
+	seed := int64(3)
+	if _, err := e.Reset(t.Context(), &seed, json.RawMessage(`[1]`)); runner.KindOf(err) != runner.KindBadRequest {
+		t.Errorf("Reset() = %v", err)
+	}
+	if res := b.step(e, "-12"); res.Ended == nil || res.Ended.End.Cause != runner.Agent {
 		t.Errorf("step = %+v, ended %+v", res, res.Ended)
 	}
 }
