@@ -2,8 +2,8 @@
 
 It stands before shim.py in the same program. A state holds what the wrappers count, what
 the environment knows, and every generator of random numbers; not what is the same in all
-environments of one simulator (models' pictures, functions, windows). How an environment is
-taken is one of WAYS; whether one works is not guessed but tried, by trial().
+environments of one simulator (pictures, functions, windows). How an environment is taken is
+one of ways(); whether one works is not guessed but tried, by trial().
 """
 
 import contextlib
