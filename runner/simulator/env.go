@@ -3,6 +3,7 @@ package simulator
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -197,7 +198,8 @@ func (e *Env) Abandon(ctx context.Context, why string) error {
 	if e.ended != nil {
 		return nil
 	}
-	return e.end(ctx, runner.End{Status: runner.Expired, Cause: runner.Client, Evidence: []string{why}}, 0)
+	err := e.end(ctx, runner.End{Status: runner.Expired, Cause: runner.Client, Evidence: []string{why}}, 0)
+	return errors.Join(err, e.forget()) // nobody asks again, whatever became of the end
 }
 
 // say says one message and settles what came of it.
