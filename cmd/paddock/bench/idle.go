@@ -131,11 +131,11 @@ func ofDocker(all map[int]process) []int {
 }
 
 // settled reads memory once it stands still: what was taken down before is freed behind the
-// answers. A host that does not come to rest in 8 s is read as it is.
+// answers. A host that does not come to rest in 4 s is read as it is.
 func settled(ctx context.Context, whose func(map[int]process) []int) (m memory, err error) {
 	const (
-		every = 250 * time.Millisecond
-		tries = 32
+		every = 200 * time.Millisecond
+		tries = 20
 		still = 4 // readings in a row
 		apart = 256 << 10
 	)
