@@ -349,15 +349,48 @@ static void swap(void) {
 	printf("swapped %d\n", n);
 }
 
-static int connect_to(const char *host, const char *port, int type) {
+// X-F24: changes a file of the world by every way that does not copy it first, then by those
+// that do.
+static void layers(void) {
+	const char *name = "/bin/busybox";
+	int fd = open(name, O_RDONLY), mem = open("/proc/self/mem", O_RDWR), p[2];
+	char *page = mmap(0, 4096, PROT_READ, MAP_PRIVATE, fd, 0), *shared = mmap(0, 4096, PROT_READ, MAP_SHARED, fd, 0);
+	if (fd < 0 || page == MAP_FAILED || shared == MAP_FAILED || pipe(p) < 0)
+		return say("begin", -1);
+	TRY("map", mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED ? -1 : 0);
+	TRY("protect", mprotect(shared, 4096, PROT_READ | PROT_WRITE));
+	TRY("write", pwrite(fd, "x", 1, 0));
+	TRY("punch", fallocate(fd, 3, 0, 4096));
+	TRY("copy", copy_file_range(fd, &(off_t){0}, fd, &(off_t){8192}, 1, 0));
+	for (int i = 0; i < 20; i++) { // CVE-2016-5195, CVE-2022-0847
+		madvise(page, 4096, MADV_DONTNEED);
+		if (pwrite(mem, "x", 1, (off_t)(uintptr_t)page) < 0 || splice(fd, &(off_t){1}, p[1], 0, 1, 0) != 1 || write(p[1], "x", 1) != 1 || read(p[0], (char[2]){0}, 2) < 1)
+			break;
+	}
+	if (shared[0] == 'x' || shared[1] == 'x' || shared[2] == 'x')
+		say("changed", 0);
+	chmod(name, 0);
+	chown(name, 1, 1);
+	setxattr(name, "user.x", "x", 1, 0);
+	utimensat(AT_FDCWD, name, 0, 0);
+	if (link(name, "/tmp/busybox") == 0)
+		truncate("/tmp/busybox", 0);
+	truncate(name, 1);
+	rename(name, "/bin/other");
+	unlink("/bin/attack");
+}
+
+static int connect_to(const char *host, const char *port, int type, int protocol) {
 	struct sockaddr_in a4 = {.sin_family = AF_INET, .sin_port = htons(atoi(port))};
 	struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = htons(atoi(port))};
 	int six = inet_pton(AF_INET6, host, &a6.sin6_addr) == 1, on = 1;
 	if (!six)
 		inet_pton(AF_INET, host, &a4.sin_addr);
-	int fd = socket(six ? AF_INET6 : AF_INET, type, 0);
+	int fd = socket(six ? AF_INET6 : AF_INET, type, protocol);
 	if (fd < 0)
 		return -1;
+	if (protocol) // an echo, whose checksum the kernel makes or nobody looks at
+		return sendto(fd, "\10\0\367\377\0\0\0\0", 8, 0, (void *)&a4, sizeof a4);
 	setsockopt(fd, SOL_SOCKET, SO_BROADCAST, &on, sizeof on);
 	struct sockaddr *a = six ? (void *)&a6 : (void *)&a4;
 	if (type == SOCK_DGRAM)
@@ -365,12 +398,13 @@ static int connect_to(const char *host, const char *port, int type) {
 	return connect(fd, a, six ? sizeof a6 : sizeof a4);
 }
 
-// Arguments: tcp|udp HOST PORT, ...
+// Arguments: tcp|udp|icmp|ping HOST PORT, ...
 static void network(void) {
 	for (char **a = args; a[0] && a[1] && a[2]; a += 3) {
 		char what[128];
 		snprintf(what, sizeof what, "%s %s", a[0], a[1]);
-		TRY(what, connect_to(a[1], a[2], *a[0] == 't' ? SOCK_STREAM : SOCK_DGRAM));
+		int type = *a[0] == 't' ? SOCK_STREAM : *a[0] == 'i' ? SOCK_RAW : SOCK_DGRAM;
+		TRY(what, connect_to(a[1], a[2], type, *a[0] == 'i' || *a[0] == 'p' ? IPPROTO_ICMP : 0));
 	}
 }
 
@@ -400,7 +434,7 @@ static const struct {
 } all[] = {
 #define A(n) {#n, n}
 	A(memfd_bomb), A(exe), A(hunt_exe), A(init_memory), A(exhaust), A(hold), A(take), A(ipc), A(privileges), A(sync_storm), A(join),
-	A(kernel_files), A(cgroup), A(shocker), A(xattrs), A(names), A(links), A(flags), A(sockets), A(swap), A(network), A(abstract), A(ids), A(families), A(reboot_now),
+	A(kernel_files), A(cgroup), A(shocker), A(xattrs), A(names), A(links), A(flags), A(sockets), A(swap), A(layers), A(network), A(abstract), A(ids), A(families), A(reboot_now),
 };
 
 int main(int argc, char **argv) {
