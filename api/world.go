@@ -263,6 +263,28 @@ type Capacity struct {
 	// Blanks and Warm are the sandboxes made ahead that wait to be used, begun ones and whole ones.
 	Blanks int `json:"blanks"`
 	Warm   int `json:"warm"`
+	// Stock says how many are kept.
+	Stock Stock `json:"stock"`
 	// Sandboxes are the names of those that the daemon has; null for all but root.
 	Sandboxes []string `json:"sandboxes" doc:"null for all but root"`
+}
+
+// Stock says how many sandboxes are kept ready ahead of need.
+type Stock struct {
+	Blanks    int         `json:"blanks" doc:"begun ones that fit any world, at most"`
+	Warm      int         `json:"warm" doc:"whole ones of each world, policy and limits, at most"`
+	WarmTotal int         `json:"warm_total" doc:"whole ones together, at most"`
+	IdleS     float64     `json:"idle_s" doc:"how long a whole one waits for an episode"`
+	Kinds     []StockKind `json:"kinds" doc:"null for all but root"`
+}
+
+// StockKind is the whole sandboxes kept ready for one world, policy and limits.
+type StockKind struct {
+	World      string `json:"world"`
+	PolicyHash string `json:"policy_hash"`
+	Limits     Limits `json:"limits"`
+	Warm       int    `json:"warm" doc:"those that wait now"`
+	Low        int    `json:"low" doc:"when fewer wait, they are filled up to high"`
+	High       int    `json:"high"`
+	Expected   int    `json:"expected" doc:"how many the next episodes of batches will need"`
 }

@@ -20,13 +20,30 @@ func (s *Server) capacity(q *request, _ empty) (api.Capacity, error) {
 	c := s.run.Capacity()
 	out := api.Capacity{
 		CPUs: c.CPUs, MemoryBytes: c.MemoryBytes, UsedCPUs: c.UsedCPUs, UsedMemoryBytes: c.UsedMemoryBytes,
-		Queued: c.Queued, MaxQueue: c.MaxQueue, Live: c.Live, Draining: s.draining.Load(), Blanks: c.Blanks, Warm: c.Warm,
+		Queued: c.Queued, MaxQueue: c.MaxQueue, Live: c.Live, Draining: s.draining.Load(), Blanks: c.Stock.Blanks, Warm: c.Stock.Warm,
+		Stock: api.Stock{
+			Blanks: c.Stock.Keep.Blanks, Warm: c.Stock.Keep.Warm, WarmTotal: runner.MaxWarm, IdleS: runner.WarmIdle.Seconds(),
+		},
 	}
-	// The names are those of every tenant's episodes.
+	// The names are those of every tenant's episodes, the kinds of their worlds.
 	if q.peer.root() {
+		out.Stock.Kinds = stockKinds(c.Stock.Kinds)
 		out.Sandboxes = append([]string{}, s.run.Sandboxes()...)
 	}
 	return out, nil
+}
+
+func stockKinds(all []runner.StockKind) []api.StockKind {
+	out := make([]api.StockKind, 0, len(all))
+	for _, k := range all {
+		out = append(out, api.StockKind{
+			World: k.World, PolicyHash: k.PolicyHash, Warm: k.Warm, Low: k.Low, High: k.High, Expected: k.Expected,
+			Limits: api.Limits{
+				CPUs: k.Limits.CPUs, Memory: api.Size(k.Limits.MemoryBytes), Disk: api.Size(k.Limits.DiskBytes), Inodes: k.Limits.Inodes, Pids: k.Limits.Pids,
+			},
+		})
+	}
+	return out
 }
 
 func (s *Server) info() api.VersionInfo {

@@ -56,8 +56,8 @@ func (m *metrics) watch(capacity func() runner.Capacity) {
 	}
 	gauge("paddock_episodes_live", "Live attempts.", func(c runner.Capacity) float64 { return float64(c.Live) })
 	gauge("paddock_episodes_queued", "Episodes that wait for capacity.", func(c runner.Capacity) float64 { return float64(c.Queued) })
-	gauge("paddock_sandboxes_blank", "Begun sandboxes that wait to be used.", func(c runner.Capacity) float64 { return float64(c.Blanks) })
-	gauge("paddock_sandboxes_warm", "Whole sandboxes that wait to be used.", func(c runner.Capacity) float64 { return float64(c.Warm) })
+	gauge("paddock_sandboxes_blank", "Begun sandboxes that wait to be used.", func(c runner.Capacity) float64 { return float64(c.Stock.Blanks) })
+	gauge("paddock_sandboxes_warm", "Whole sandboxes that wait to be used.", func(c runner.Capacity) float64 { return float64(c.Stock.Warm) })
 	gauge("paddock_cpus", "CPUs that episodes may reserve.", func(c runner.Capacity) float64 { return c.CPUs })
 	gauge("paddock_cpus_reserved", "CPUs that live episodes have reserved.", func(c runner.Capacity) float64 { return c.UsedCPUs })
 	gauge("paddock_memory_bytes", "Memory that episodes may reserve.", func(c runner.Capacity) float64 { return float64(c.MemoryBytes) })

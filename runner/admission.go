@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -100,6 +101,23 @@ func (ad *admission) leave(t *ticket) {
 	ad.serveLocked()
 }
 
+// room is how many more of such requests would be let in at once.
+func (ad *admission) room(req Requests) int {
+	ad.mu.Lock()
+	defer ad.mu.Unlock()
+	if len(ad.queue) > 0 {
+		return 0
+	}
+	room := math.Inf(1)
+	if ad.cpus > 0 && req.CPUs > 0 {
+		room = (ad.cpus + 0.001 - ad.usedCPU) / req.CPUs
+	}
+	if ad.memory > 0 && req.MemoryBytes > 0 {
+		room = min(room, (ad.memory-ad.usedMem)/float64(req.MemoryBytes))
+	}
+	return int(max(0, min(room, MaxWarm)))
+}
+
 // busy says that somebody waits.
 func (ad *admission) busy() bool {
 	ad.mu.Lock()
@@ -136,9 +154,8 @@ type Capacity struct {
 	Queued          int     `json:"queued"`
 	MaxQueue        int     `json:"max_queue"`
 	Live            int     `json:"live"`
-	// Blanks and Warm are in stock now (Stock says how many are kept).
-	Blanks int `json:"blanks"`
-	Warm   int `json:"warm"`
+	// Stock is what is made ahead of need.
+	Stock StockView `json:"stock"`
 }
 
 // Capacity tells how full the host is.
@@ -153,6 +170,6 @@ func (r *Runner) Capacity() Capacity {
 	r.mu.Lock()
 	c.Live = len(r.live)
 	r.mu.Unlock()
-	c.Blanks, c.Warm = r.stock.count()
+	c.Stock = r.stock.view()
 	return c
 }

@@ -113,10 +113,7 @@ func (r *Runner) newAttempt(key Key, n int, plan Plan, world overlay.World, pol 
 		calls: map[int64]*callEntry{}, calledOff: map[int64]struct{}{}, ledger: newLedger(), inflight: map[*inflightCall]struct{}{}, idle: idle,
 		sessions: map[string]*session{}, users: map[string]resolved{},
 	}
-	a.workdir = world.Config.WorkingDir
-	if a.workdir == "" {
-		a.workdir = "/"
-	}
+	a.workdir = workdirOf(world)
 	info := r.cfg.Launcher.Info()
 	a.rec = Attempt{
 		Launcher: &LauncherUsed{Name: info.Name, Runtime: info.Runtime, UserNS: info.UserNS},
@@ -319,11 +316,21 @@ func (a *attempt) fillBox(ctx context.Context) error {
 }
 
 // kind is what the attempt's sandbox depends on.
-func (a *attempt) kind() kind {
+func (a *attempt) kind() kind { return a.plan.kind(a.workdir) }
+
+func (p *Plan) kind(workdir string) kind {
 	return kind{
-		world: a.plan.World, policy: a.plan.PolicyHash, workdir: a.workdir, limits: a.plan.effective(),
-		listen: listOf(a.plan.Network.ports()),
+		world: p.World, policy: p.PolicyHash, workdir: workdir, limits: p.effective(),
+		listen: listOf(p.Network.ports()),
 	}
+}
+
+// workdirOf is where commands begin in a world.
+func workdirOf(w overlay.World) string {
+	if w.Config.WorkingDir != "" {
+		return w.Config.WorkingDir
+	}
+	return "/"
 }
 
 // fill forks a world for a box and starts its sandbox. The box has what was made before an

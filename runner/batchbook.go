@@ -29,6 +29,9 @@ type member struct {
 	cancel context.CancelCauseFunc
 	// replaced: another line of this id came after it.
 	replaced bool
+	// ahead is what the stock is told while it waits near the front; nil before it was looked
+	// up.
+	ahead *expectation
 
 	// Of its result:
 	seq     int64

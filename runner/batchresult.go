@@ -173,7 +173,7 @@ func (b *liveBatch) enterLocked(ctx context.Context, lines []keptLine) error {
 	}
 	first := b.kept.Lines
 	b.kept.Lines = next.Lines
-	b.cached = -1
+	b.taking, b.foreseen = lineChunk{}, lineChunk{}
 	for i := range lines {
 		if old := b.book.byID[lines[i].Line.ID]; old != nil {
 			b.replaceLocked(old)

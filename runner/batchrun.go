@@ -52,9 +52,8 @@ type liveBatch struct {
 	finished           bool          // no line is taken any more
 	recent             []attemptSeen
 	broken             map[string]int // grader -> spoiled scorings in a row
-	cached             int            // the chunk that lines has, -1 for none
-	lines              []keptLine
-	together           bool // what is kept is synced at the end
+	taking, foreseen   lineChunk      // where lines are taken, and where the stock is told of
+	together           bool           // what is kept is synced at the end
 }
 
 func (r *Runner) liveBatch(owner, id string) *liveBatch {
@@ -76,7 +75,7 @@ func (r *Runner) openBatch(ctx context.Context, kept keptBatch) (*liveBatch, err
 	}
 	b := &liveBatch{
 		r: r, kept: kept, book: k, over: make(chan struct{}), wake: make(chan struct{}, 1), news: make(chan struct{}),
-		drivers: map[string]*driver{}, rewards: map[string]*awaited{}, broken: map[string]int{}, cached: -1,
+		drivers: map[string]*driver{}, rewards: map[string]*awaited{}, broken: map[string]int{},
 		log: r.cfg.Log.With(slog.String("batch", kept.Batch.ID)),
 	}
 	k.spec = &b.kept.Spec
@@ -285,21 +284,31 @@ func (b *liveBatch) unqueueLocked(m *member) {
 	}
 }
 
-// lineLocked reads a line's spec. Neighbours are taken one after another, so the chunk is
-// kept.
+// lineLocked reads a line's spec.
 func (b *liveBatch) lineLocked(ctx context.Context, m *member) (*keptLine, error) {
-	if b.cached != m.chunk {
+	return b.readLocked(ctx, m, &b.taking)
+}
+
+// lineChunk is lines that were read together. Neighbours are taken one after another, so
+// each who goes through them keeps one.
+type lineChunk struct {
+	first int
+	lines []keptLine // nil: none was read
+}
+
+func (b *liveBatch) readLocked(ctx context.Context, m *member, c *lineChunk) (*keptLine, error) {
+	if c.lines == nil || c.first != m.chunk {
 		lines, err := b.r.readChunk(ctx, &b.kept, m.chunk)
 		if err != nil {
 			return nil, err
 		}
-		b.cached, b.lines = m.chunk, lines
+		*c = lineChunk{m.chunk, lines}
 	}
 	at := m.n - m.chunk
-	if at >= len(b.lines) {
+	if at >= len(c.lines) {
 		return nil, &Error{Kind: KindRecordDamaged, Detail: fmt.Sprintf("line %d of batch %s is missing", m.n, b.kept.Batch.ID)}
 	}
-	line := b.lines[at] // a copy: the chunk is shared
+	line := c.lines[at] // a copy: the chunk is shared
 	return &line, nil
 }
 
@@ -316,11 +325,13 @@ func (b *liveBatch) dispatch(ctx context.Context) error {
 			workers.Go(work)
 			continue
 		}
+		b.foresee(ctx)
 		select {
 		case <-b.wake:
 		case <-ctx.Done():
 		}
 	}
+	b.r.stock.expect(b.name(), nil)
 	workers.Wait()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -358,7 +369,7 @@ func (b *liveBatch) next(ctx context.Context) (work func(), over bool) {
 	} else {
 		b.todo = slices.Delete(b.todo, at, at+1)
 	}
-	m.state = playing
+	m.state, m.ahead = playing, nil
 	own, cancel := context.WithCancelCause(ctx)
 	m.cancel = cancel
 	if m.client {
@@ -388,7 +399,7 @@ func (b *liveBatch) pickLocked() (at int, d *driver) {
 	if most > 0 && b.byDaemon+b.byClient >= most {
 		return -1, nil
 	}
-	byDaemon := most > 0 || b.byDaemon < max(4, 2*runtime.NumCPU())
+	byDaemon := most > 0 || b.byDaemon < defaultParallel()
 	if b.byClient < maxParallel {
 		d = b.freeDriverLocked()
 	}
@@ -402,6 +413,10 @@ func (b *liveBatch) pickLocked() (at int, d *driver) {
 		return byDaemon
 	}), d
 }
+
+// defaultParallel is how many lines of a batch that says nothing may be under way, besides
+// those that clients play.
+func defaultParallel() int { return max(4, 2*runtime.NumCPU()) }
 
 // play makes one line's result, or puts the line back. ctx is the line's own.
 func (b *liveBatch) play(ctx context.Context, m *member, line *playable) {

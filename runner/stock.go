@@ -1,8 +1,10 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,15 +29,19 @@ type Stock struct {
 	// guest, cgroups. 0 is none.
 	Blanks int
 	// Warm bounds the whole sandboxes kept ready for each world, policy and limits that
-	// episodes have asked for lately; 0 is none.
+	// episodes have asked for lately, or that the next episodes of batches will ask for; 0
+	// is none.
 	Warm int
 }
 
 const (
-	// maxWarm bounds the warm sandboxes of all kinds together.
-	maxWarm = 256
-	// warmIdle is how long a warm sandbox waits for an episode.
-	warmIdle = 30 * time.Second
+	// MaxWarm bounds the warm sandboxes of all kinds together.
+	MaxWarm = 256
+	// WarmIdle is how long a warm sandbox waits for an episode.
+	WarmIdle = 30 * time.Second
+	// warmLeft is how long it waits after the last batch that asked for its kind has begun
+	// all of its episodes of that kind.
+	warmLeft = 5 * time.Second
 	// stockPatience bounds a start that goes on whoever has gone meanwhile.
 	stockPatience = 20 * time.Second
 )
@@ -60,13 +66,36 @@ type box struct {
 	made time.Time
 }
 
-// shelf has the warm sandboxes of one kind. want doubles with each episode that finds it
-// empty, and goes down with each sandbox that waited in vain: demand sizes it.
+// maker makes a box of a kind a warm sandbox.
+type maker func(context.Context, box) (box, error)
+
+// shelf has the warm sandboxes of one kind. Two things size it: want, which doubles with each
+// episode that finds it empty and goes down with each sandbox that waited in vain, and what
+// batches expect to need. Its high mark is the greater of both; when fewer than the low mark,
+// half of that, are left, it is filled up to the high one, so that not every episode has the
+// next sandbox made beside it.
 type shelf struct {
-	boxes []box
-	want  int
-	make  func(context.Context, box) (box, error)
+	boxes    []box
+	want     int
+	expected map[string]expectation // by batch
+	filling  bool
+	// left, unless zero, is since when no batch expects the kind any more; somebody's taking
+	// one ends that.
+	left time.Time
+	make maker
 }
+
+// expectation is what a batch will need soon of one kind.
+type expectation struct {
+	kind     kind
+	n        int
+	requests Requests // of one episode
+	make     maker
+}
+
+// keeps says whether sandboxes of the kind can wait: room on the disk is promised to who is
+// there, and a layer may be gone when nobody uses it.
+func (k kind) keeps() bool { return !k.limits.OnDisk() && k.layer == "" }
 
 // stock keeps what is made ahead. One goroutine fills it, one thing at a time and only
 // while no episode waits for capacity: what is ahead of need must not slow what is needed.
@@ -100,7 +129,7 @@ func newStock(r *Runner, cfg Stock) *stock {
 
 // take returns the best there is for an episode: a warm sandbox of its kind, a blank, or
 // a name and ids alone. fill makes the next warm one.
-func (s *stock) take(k kind, fill func(context.Context, box) (box, error)) (box, error) {
+func (s *stock) take(k kind, fill maker) (box, error) {
 	if b, ok := s.takeWarm(k, fill); ok {
 		return b, nil
 	}
@@ -123,19 +152,14 @@ func (s *stock) newBox() (box, error) {
 	return box{name: s.r.sandboxName(), ids: ids, made: time.Now()}, nil
 }
 
-func (s *stock) takeWarm(k kind, fill func(context.Context, box) (box, error)) (box, bool) {
-	// Room on the disk is promised to who is there; a layer may be gone when nobody uses it.
-	if s.cfg.Warm == 0 || k.limits.OnDisk() || k.layer != "" {
+func (s *stock) takeWarm(k kind, fill maker) (box, bool) {
+	if s.cfg.Warm == 0 || !k.keeps() {
 		return box{}, false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sh := s.shelves[k]
-	if sh == nil {
-		sh = &shelf{}
-		s.shelves[k] = sh
-	}
-	sh.make = fill
+	sh := s.shelfLocked(k)
+	sh.make, sh.left = fill, time.Time{}
 	for len(sh.boxes) > 0 {
 		b := sh.boxes[0]
 		sh.boxes = sh.boxes[1:]
@@ -149,6 +173,60 @@ func (s *stock) takeWarm(k kind, fill func(context.Context, box) (box, error)) (
 	return box{}, false
 }
 
+func (s *stock) shelfLocked(k kind) *shelf {
+	sh := s.shelves[k]
+	if sh == nil {
+		sh = &shelf{expected: map[string]expectation{}}
+		s.shelves[k] = sh
+	}
+	return sh
+}
+
+// expect says what a batch will need soon, in place of what it said before. A kind that
+// nobody expects any more is let go shortly after.
+func (s *stock) expect(batch string, all []expectation) {
+	if s.cfg.Warm == 0 {
+		return
+	}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	before := map[*shelf]int{}
+	for _, sh := range s.shelves {
+		e, was := sh.expected[batch]
+		if !was {
+			continue
+		}
+		before[sh] = e.n
+		if delete(sh.expected, batch); len(sh.expected) == 0 {
+			sh.left = time.Now()
+		}
+	}
+	for _, e := range all {
+		if !e.kind.keeps() {
+			continue
+		}
+		sh := s.shelfLocked(e.kind)
+		sh.expected[batch], sh.make, sh.left = e, e.make, time.Time{}
+		sh.filling = sh.filling || e.n > before[sh] // what was not foreseen is not there yet
+	}
+	s.mu.Unlock()
+	s.more()
+}
+
+// marksLocked are between how many sandboxes a shelf is kept. More than could be let in at
+// once are not expected: who comes later finds those made meanwhile.
+func (s *stock) marksLocked(sh *shelf) (low, high int) {
+	soon := 0
+	for _, e := range sh.expected {
+		soon += min(e.n, s.r.admission.room(e.requests))
+	}
+	high = min(max(sh.want, soon), s.cfg.Warm)
+	return (high + 1) / 2, high
+}
+
 // more wakes the filling goroutine; whoever took something calls it when it is in nobody's way.
 func (s *stock) more() {
 	select {
@@ -159,14 +237,14 @@ func (s *stock) more() {
 
 func (s *stock) keep(ctx context.Context) {
 	defer s.close()
-	tick := time.NewTicker(warmIdle / 4)
+	tick := time.NewTicker(warmLeft / 2)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			s.expire(time.Now().Add(-warmIdle))
+			s.expire(time.Now())
 		case <-s.wake:
 			for ctx.Err() == nil && s.makeOne(ctx) {
 			}
@@ -224,8 +302,9 @@ func (s *stock) put(k kind, blank bool, b box) bool {
 	return true
 }
 
-// short says what there is too little of: blanks first, they serve everybody.
-func (s *stock) short() (k kind, fill func(context.Context, box) (box, error), blank bool) {
+// short says what there is too little of: blanks first, they serve everybody, then the kind
+// of which the fewest are there.
+func (s *stock) short() (k kind, fill maker, blank bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -234,15 +313,19 @@ func (s *stock) short() (k kind, fill func(context.Context, box) (box, error), b
 	if len(s.blanks) < s.cfg.Blanks {
 		return kind{}, nil, true
 	}
-	if s.warmLocked() >= maxWarm {
+	if s.warmLocked() >= MaxWarm {
 		return kind{}, nil, false
 	}
-	for k, sh := range s.shelves {
-		if len(sh.boxes) < sh.want {
-			return k, sh.make, false
+	least := MaxWarm
+	for at, sh := range s.shelves {
+		low, high := s.marksLocked(sh)
+		n := len(sh.boxes)
+		sh.filling = n < low || (sh.filling && n < high)
+		if sh.filling && n < least {
+			k, fill, least = at, sh.make, n
 		}
 	}
-	return kind{}, nil, false
+	return k, fill, false
 }
 
 func (s *stock) warmLocked() (n int) {
@@ -252,23 +335,60 @@ func (s *stock) warmLocked() (n int) {
 	return n
 }
 
-func (s *stock) count() (blanks, warm int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.blanks), s.warmLocked()
+// StockView is what is in stock and how much is kept.
+type StockView struct {
+	// Blanks and Warm are there now.
+	Blanks, Warm int
+	// Keep bounds them: blanks, and warm ones of each kind.
+	Keep  Stock
+	Kinds []StockKind
 }
 
-// expire ends what has waited since before then.
-func (s *stock) expire(then time.Time) {
+// StockKind is the warm sandboxes of one world, policy and limits.
+type StockKind struct {
+	World, PolicyHash string
+	Limits            policies.Limits
+	// Warm are there now; when fewer than Low are, they are filled up to High.
+	Warm, Low, High int
+	// Expected is how many the next episodes of batches will need.
+	Expected int
+}
+
+func (s *stock) view() StockView {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := StockView{Blanks: len(s.blanks), Warm: s.warmLocked(), Keep: s.cfg}
+	for k, sh := range s.shelves {
+		one := StockKind{World: k.world, PolicyHash: k.policy, Limits: k.limits, Warm: len(sh.boxes)}
+		one.Low, one.High = s.marksLocked(sh)
+		for _, e := range sh.expected {
+			one.Expected += e.n
+		}
+		v.Kinds = append(v.Kinds, one)
+	}
+	slices.SortFunc(v.Kinds, func(a, b StockKind) int {
+		return cmp.Or(cmp.Compare(a.World, b.World), cmp.Compare(a.PolicyHash, b.PolicyHash), cmp.Compare(a.Limits.MemoryBytes, b.Limits.MemoryBytes))
+	})
+	return v
+}
+
+// expire ends what has waited too long. A batch whose episodes do not come is not believed
+// until it says again what it expects, which it does with each that begins.
+func (s *stock) expire(now time.Time) {
 	var old []box
 	s.mu.Lock()
 	for k, sh := range s.shelves {
-		for len(sh.boxes) > 0 && sh.boxes[0].made.Before(then) {
+		if !sh.left.IsZero() && now.Sub(sh.left) >= warmLeft {
+			old = append(old, sh.boxes...)
+			sh.boxes, sh.want = nil, 0
+		}
+		for len(sh.boxes) > 0 && now.Sub(sh.boxes[0].made) >= WarmIdle {
 			old = append(old, sh.boxes[0])
 			sh.boxes = sh.boxes[1:]
 			sh.want = len(sh.boxes)
+			clear(sh.expected)
 		}
-		if sh.want == 0 && len(sh.boxes) == 0 {
+		if sh.want == 0 && len(sh.boxes) == 0 && len(sh.expected) == 0 {
 			delete(s.shelves, k)
 		}
 	}

@@ -19,7 +19,7 @@ func warmed(t *testing.T, b *bench) runner.Key {
 	t.Helper()
 	first := b.live("first")
 	b.call(first, runner.CallSpec{Tool: "exec", Shell: "echo mine > /tmp/mine; echo mine > here"})
-	waitFor(t, "a warm sandbox", func() bool { return b.Capacity().Warm > 0 })
+	waitFor(t, "a warm sandbox", func() bool { return b.Capacity().Stock.Warm > 0 })
 	return first
 }
 
@@ -77,7 +77,7 @@ func TestWarmSandboxKilledWhileItWaitsIsReplaced(t *testing.T) {
 	t.Parallel()
 	b := newRealBench(t)
 	warmed(t, b)
-	waitFor(t, "everything in stock", func() bool { return b.Capacity().Blanks == 2 && b.Capacity().Warm == 1 })
+	waitFor(t, "everything in stock", func() bool { return b.Capacity().Stock.Blanks == 2 && b.Capacity().Stock.Warm == 1 })
 	first := b.idsOf(b.key("first"))
 	for id, pid := range b.ranges() {
 		if id != first {
@@ -86,7 +86,7 @@ func TestWarmSandboxKilledWhileItWaitsIsReplaced(t *testing.T) {
 			}
 		}
 	}
-	waitFor(t, "their end", func() bool { return len(b.ranges()) <= 1 || b.Capacity().Warm == 0 })
+	waitFor(t, "their end", func() bool { return len(b.ranges()) <= 1 || b.Capacity().Stock.Warm == 0 })
 	spoiled := 0
 	for i := range 4 {
 		c := b.create(b.spec(fmt.Sprintf("after-%d", i)))
@@ -123,4 +123,27 @@ func (b *bench) ranges() map[uint32]int {
 		}
 	}
 	return found
+}
+
+// The very first episode of a world and its limits has its sandbox from the stock when a
+// batch said before that it would come.
+func TestFirstEpisodeOfABatchIsWarm(t *testing.T) {
+	t.Parallel()
+	b := newRealBench(t)
+	like := func(s *runner.EpisodeSpec) { s.Limits.MemoryBytes = 200 << 20 }
+	b.batch(runner.BatchSpec{ID: "q", Parallel: 2, Episodes: []runner.BatchEpisode{
+		{Agent: byClient, EpisodeSpec: b.spec("one", like)}, {Agent: byClient, EpisodeSpec: b.spec("two", like)},
+	}})
+	waitFor(t, "both sandboxes", func() bool { return b.Capacity().Stock.Warm == 2 })
+	ready := b.ranges()
+	for i, id := range []string{"one", "two"} {
+		key := b.live(id, like)
+		if ids := b.idsOf(key); ready[ids] == 0 {
+			t.Errorf("%s has the ids from %d, which were not ready: %v", id, ids, ready)
+		}
+		if warm := b.Capacity().Stock.Warm; i == 0 && warm != 1 {
+			t.Errorf("after the first episode %d of 2 are left", warm)
+		}
+		b.says(key, "cat answer.sh", "echo wrong\n")
+	}
 }

@@ -77,7 +77,7 @@ func serveCommand(c *cli) *cobra.Command {
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.IntVar(&o.maxConns, "max-connections", daemon.DefaultMaxConns, "cap of open connections")
 	f.IntVar(&o.stock.Blanks, "blanks", 2, "sandboxes kept begun for any world and policy (namespaces, cgroups, PID 1), each used once")
-	f.IntVar(&o.stock.Warm, "warm", 4, "most sandboxes kept ready for each world, policy and limits asked for lately, each used once")
+	f.IntVar(&o.stock.Warm, "warm", 4, "most sandboxes kept ready for each world, policy and limits asked for lately or by the next episodes of batches, each used once")
 	f.StringVar(&o.snapshots, "snapshots", "1GiB", "what the snapshots of one tenant's environments may take; the longest unused give way")
 	f.StringVar(&o.disk.kind, "disk", "auto", "what holds the files of episodes with large disk limits: auto, tmpfs (memory), project (quotas of an XFS or ext4\nmounted with prjquota), loop (an image each), btrfs, none; auto is the first of project, btrfs, loop that works here")
 	f.StringVar(&o.disk.above, "disk-above", "", "keep disk limits up to this in memory; by default a quarter of the host's memory with auto, else 0")
