@@ -2,6 +2,7 @@ package runner
 
 import (
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -17,7 +18,8 @@ func TestKeptCaptureIsReadBackWhole(t *testing.T) {
 		Changes: []overlay.Change{
 			{Path: "/a", Kind: overlay.Created, Type: "file", Mode: 0o644, Size: 3, SHA256: "00", Offset: 512},
 			{Path: "/b\xff\n", Kind: overlay.Created, Type: "symlink", Target: "\xfe", Offset: -1},
-			{Path: "/c", Kind: overlay.Created, Type: "file", LinkedTo: "/b\xff\n", Offset: -1, Xattrs: map[string][]byte{"user.x": {0, 255}}},
+			{Path: "/c", Kind: overlay.Created, Type: "file", LinkedTo: "/b\xff\n", Offset: -1, Xattrs: map[string][]byte{"user.x": {0, 255}, "user.\xff": {1}}},
+			{Path: "/c\"<\u2028>", Kind: overlay.Modified, Type: "char", Rdev: 1 << 40, UID: 7, GID: 8, Opaque: true, Offset: 0, ModTime: time.Unix(1790000000, 5).UTC()},
 			{Path: "/d", Kind: overlay.Deleted, Offset: -1},
 		},
 	}

@@ -430,7 +430,7 @@ const packFile = "pack"
 
 // saveCapture writes capture.json: whole or not at all.
 func saveCapture(dir string, c overlay.Capture) error {
-	raw, err := json.Marshal(c)
+	raw, err := c.AppendJSON(nil)
 	if err != nil {
 		return fmt.Errorf("encode capture: %w", err)
 	}
