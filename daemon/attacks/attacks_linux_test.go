@@ -195,7 +195,7 @@ func (h *host) beside(t *testing.T) (stop func()) {
 	wg.Go(func() {
 		wait := patient(50 * time.Millisecond)
 		for n := 1; ; n++ {
-			h.right(t.Context(), t, n)
+			h.right(context.WithoutCancel(ctx), t, n)
 			select {
 			case <-ctx.Done():
 				return
