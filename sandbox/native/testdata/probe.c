@@ -91,6 +91,7 @@ static int p_acct(void) { return SYS(SYS_acct, 0); }
 static int p_quotactl(void) { return SYS(SYS_quotactl, 0, 0, 0, 0); }
 static int p_settime(void) { return SYS(SYS_clock_settime, 0, 0); }
 static int p_memfd_secret(void) { return SYS(447, 0); }
+static int p_personality(void) { return SYS(SYS_personality, 0x0400000); } // READ_IMPLIES_EXEC
 static int p_vmsplice(void) { return SYS(SYS_vmsplice, -1, 0, 0, 0); }
 static int p_unknown_syscall(void) { return SYS(4000); }
 static int p_file_setattr(void) { return SYS(469, AT_FDCWD, "/tmp", 0, 0, 0); }
@@ -211,7 +212,7 @@ static const struct {
 	P(mount_setattr), P(unshare_user), P(unshare_net), P(clone_user), P(clone3_user), P(setns),
 	P(open_by_handle), P(bpf), P(perf), P(io_uring), P(userfaultfd), P(keyctl), P(add_key),
 	P(request_key), P(kexec), P(init_module), P(reboot), P(swapon), P(acct), P(quotactl),
-	P(settime), P(memfd_secret), P(vmsplice), P(unknown_syscall), P(file_setattr),
+	P(settime), P(memfd_secret), P(personality), P(vmsplice), P(unknown_syscall), P(file_setattr),
 	P(sethostname), P(set_project), P(set_project_high_bits), P(tiocsti),
 #ifdef __x86_64__
 	P(int80), P(x32),
