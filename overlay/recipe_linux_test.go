@@ -207,6 +207,54 @@ func TestABombEndsAtItsBound(t *testing.T) {
 	nothingLeft(t, s)
 }
 
+// X-F11: what a header says is not what has to come.
+func TestHeadersThatPromiseTooMuchAreRefusedWhole(t *testing.T) {
+	t.Parallel()
+	sparse := rawHeader("huge", 'S', 0, "\x80\x00\x00\x00\x00\x00\x00\x28\x00\x00\x00\x00") // 160 GiB of holes
+	pax := append(rawHeader("pax", 'x', 64<<20, ""), make([]byte, 1<<20)...)
+	name := append(rawHeader("name", 'L', 64<<20, ""), bytes.Repeat([]byte("n/"), 1<<20)...)
+	for _, c := range []struct {
+		name, kind string
+		data       []byte
+	}{
+		{"a hole of 160 GiB", "world_too_large", append(sparse, make([]byte, 1024)...)},
+		{"64 MiB of attributes", "bad_archive", pax},
+		{"a name of 64 MiB", "bad_archive", name},
+		{"600 directories deep", "world_too_large", tarOf(t, header{Name: strings.Repeat("d/", 600) + "f", Linkname: "x"})},
+		{"a name of 5,000 bytes", "invalid_path", tarOf(t, header{Name: strings.Repeat("dddd/", 1000) + "f", Linkname: "x"})},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := openStore(t, overlay.Options{})
+			_, err := s.Build(t.Context(), overlay.Recipe{Tar: file(t, c.data)}, nil)
+			wantKind(t, err, c.kind)
+			nothingLeft(t, s)
+		})
+	}
+}
+
+// rawHeader is a block that archive/tar would not write. realSize is of a sparse file of GNU's
+// old form that has no data.
+func rawHeader(name string, kind byte, size int64, realSize string) []byte {
+	b := make([]byte, 512)
+	copy(b, name)
+	copy(b[100:], "0000644\x00")
+	copy(b[108:], "0000000\x00")
+	copy(b[116:], "0000000\x00")
+	copy(b[124:], fmt.Sprintf("%011o\x00", size))
+	copy(b[136:], "00000000000\x00")
+	copy(b[148:], "        ")
+	b[156] = kind
+	copy(b[257:], "ustar  \x00")
+	copy(b[483:], realSize)
+	var sum int64
+	for _, v := range b {
+		sum += int64(v)
+	}
+	copy(b[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return b
+}
+
 func gz(t *testing.T, data []byte) []byte {
 	t.Helper()
 	var buf bytes.Buffer
