@@ -303,6 +303,38 @@ func (h *host) malicious(t *testing.T) {
 			t.Errorf("a world whose /%s is a link: %v, want world_invalid", place, err)
 		}
 	}
+	h.hidden(t)
+}
+
+// hidden builds a world with links below /dev, /proc and /sys that lead to the host: whatever
+// is there is the launcher's and the kernel's own.
+func (h *host) hidden(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"dev/null", "dev/shm", "dev/pts", "proc/self", "proc/sys", "sys/devices", "etc/hosts", "etc/hostname"} {
+		if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(name)), 0o755); err != nil { //nolint:gosec // the sandbox reads it
+			t.Fatal(err)
+		}
+		if err := os.Symlink(h.flag, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	built, err := h.store.Build(t.Context(), overlay.Recipe{Base: h.world, Dir: dir}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := h.world
+	defer func() { h.world = first }()
+	h.world = built.World.ID
+	for _, policy := range h.policies(t) {
+		b := h.start(t, "x-hidden-"+policy, policy, small)
+		c := b.sh(t, "stat -c %t:%T /dev/null; stat -c %F /dev/shm /dev/pts /proc/self/ /proc/sys /sys/devices; cat /etc/hosts /etc/hostname >/dev/null; echo x >/dev/null")
+		if want := "1:3\n" + strings.Repeat("directory\n", 5); c.out != want {
+			t.Errorf("%s: what a world hides: %q %q, want %q", policy, c.out, c.err, want)
+		}
+		h.noSecrets(t, c)
+		b.close(t)
+	}
 }
 
 // archives builds worlds of tars that lead outside (X-F10) or carry attributes that steer
