@@ -33,6 +33,7 @@ func (f *Fork) Capture(ctx context.Context, in CaptureInput) (Capture, error) {
 	}
 	defer below.close()
 	packed := newPack(in.Pack, in.MaxBytes)
+	packed.passing = in.Passing
 	defer packed.discard()
 	c := &capture{
 		hostID: in.HostID, max: in.MaxEntries, pack: packed, links: map[inode]int{},

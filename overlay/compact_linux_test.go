@@ -52,8 +52,9 @@ func overlaid(at string, lowers []string, upper string, do func(root string) err
 	return do(at)
 }
 
-// lookOf is all that a program could see of a tree, a line for each path.
-func lookOf(root string) ([]string, error) {
+// lookOf is all that a program could see of a tree, a line for each path, with times or
+// without.
+func lookOf(root string, times bool) ([]string, error) {
 	var lines []string
 	first := map[uint64]string{}
 	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
@@ -65,7 +66,10 @@ func lookOf(root string) ([]string, error) {
 			return err
 		}
 		rel := p[len(root):]
-		line := fmt.Sprintf("%s %o %d:%d %d.%09d", rel, st.Mode, st.Uid, st.Gid, st.Mtim.Sec, st.Mtim.Nsec)
+		line := fmt.Sprintf("%s %o %d:%d", rel, st.Mode, st.Uid, st.Gid)
+		if times {
+			line += fmt.Sprintf(" %d.%09d", st.Mtim.Sec, st.Mtim.Nsec)
+		}
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFREG:
 			text, err := os.ReadFile(p)
@@ -171,7 +175,7 @@ func TestMergedLayersLookAsTheChainDoes(t *testing.T) {
 		var want, got []string
 		apart(t, func() error {
 			look := func(lines *[]string) func(string) error {
-				return func(root string) (err error) { *lines, err = lookOf(root); return err }
+				return func(root string) (err error) { *lines, err = lookOf(root, true); return err }
 			}
 			if err := overlaid(at, lowers, "", look(&want)); err != nil {
 				return err
@@ -332,4 +336,78 @@ func TestAForkStandsOnNoMoreLayersThanOverlayfsManagesWell(t *testing.T) {
 	if err := s.Remove(t.Context(), w.ID); err == nil {
 		t.Error("the world was removed under its fork")
 	}
+}
+
+// What is sealed of whatever an overlay left has the digest of what lies in the store, and
+// looks as the fork did.
+func TestSealedLayersDigestIsThatOfItsTree(t *testing.T) {
+	t.Parallel()
+	need.Overlay(t)
+	s := openStore(t, overlay.Options{})
+	b, err := s.Build(t.Context(), overlay.Recipe{Dir: tree(t, map[string]string{"a/b/c": "c", "a/d": "d", "b/a/a": "a", "c": "->a", "d/": ""})}, nil)
+	must(t, err)
+	world := b.World.ID
+	for seed := range uint64(40) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		f, err := s.Fork(t.Context(), world)
+		must(t, err)
+		defer f.Release()
+		base := t.TempDir()
+		at, upper := filepath.Join(base, "at"), filepath.Join(base, "upper")
+		for _, dir := range []string{at, upper, upper + "-work"} {
+			must(t, os.Mkdir(dir, 0o755))
+		}
+		var want, got []string
+		apart(t, func() error {
+			return overlaid(at, f.Lowers(), upper, func(root string) (err error) {
+				mess(rng, root)
+				want, err = lookOf(root, false)
+				return err
+			})
+		})
+		dir, err := os.Open(upper)
+		must(t, err)
+		w, err := f.Seal(t.Context(), overlay.SealInput{Upper: dir, Recipe: "branch", Branch: seed%2 == 0})
+		must(t, err)
+		must(t, dir.Close())
+		if err := s.Verify(t.Context(), w.ID, nil); err != nil {
+			t.Errorf("seed %d: %v", seed, err)
+		}
+		on, err := s.Fork(t.Context(), w.ID)
+		must(t, err)
+		apart(t, func() error {
+			return overlaid(at, on.Lowers(), "", func(root string) (err error) { got, err = lookOf(root, false); return err })
+		})
+		on.Release()
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("seed %d (-fork +sealed):\n%s", seed, diff)
+		}
+		if world = w.ID; len(w.Layers) == 9 { // all names must fit in a page here
+			world = b.World.ID
+		}
+	}
+}
+
+// A time that the upper's file system keeps and the store's may not: the digest is of what the
+// store has.
+func TestSealOfATimeThatTheStoreMayNotKeep(t *testing.T) {
+	t.Parallel()
+	s := openStore(t, overlay.Options{})
+	b, err := s.Build(t.Context(), overlay.Recipe{Dir: tree(t, map[string]string{"old": "x"})}, nil)
+	must(t, err)
+	f, err := s.Fork(t.Context(), b.World.ID)
+	must(t, err)
+	defer f.Release()
+	upper := need.Tmpfs(t)
+	for name, at := range map[string]time.Time{"far": time.Unix(64060588799, 7), "past": time.Unix(-9e9, 0), "fine": time.Unix(1e9, 123456789)} {
+		p := filepath.Join(upper, name)
+		must(t, os.WriteFile(p, []byte(name), 0o644))
+		must(t, os.Chtimes(p, at, at))
+	}
+	dir, err := os.Open(upper)
+	must(t, err)
+	defer dir.Close()
+	w, err := f.Seal(t.Context(), overlay.SealInput{Upper: dir, Recipe: "branch"})
+	must(t, err)
+	must(t, s.Verify(t.Context(), w.ID, nil))
 }

@@ -219,6 +219,8 @@ type CaptureInput struct {
 	// Pack is the path of the pack file to make (tmp, fsync, rename); empty keeps no bytes.
 	// When there are none to keep, no file is made.
 	Pack string
+	// Passing says that the pack need not outlive a crash, so it is not synced.
+	Passing bool
 	// MaxBytes bounds what the pack may hold, MaxEntries the changes listed; 0 is the default.
 	MaxBytes   int64
 	MaxEntries int64

@@ -15,6 +15,12 @@ import (
 // shifted by hostID. A capture that is not rescorable is refused. After an error dir
 // holds a part and is the caller's to remove.
 func (f *Fork) Restore(ctx context.Context, c Capture, pack string, dir *os.File, hostID uint32) error {
+	return f.restore(ctx, c, pack, int(dir.Fd()), hostID, func(t *tree) sink { return t })
+}
+
+// restore is Restore into a sink on the tree, which is given directories that were not changed
+// as well, each before what is in it.
+func (f *Fork) restore(ctx context.Context, c Capture, pack string, root int, hostID uint32, on func(*tree) sink) error {
 	if !c.Rescorable {
 		return errors.New("restore: the capture does not hold everything that was changed")
 	}
@@ -30,10 +36,9 @@ func (f *Fork) Restore(ctx context.Context, c Capture, pack string, dir *os.File
 		}
 		defer func() { _ = packed.Close() }()
 	}
-	t := newTree(int(dir.Fd()), Limits{Bytes: 1 << 62, Entries: 1 << 62})
+	t := newTree(root, Limits{Bytes: 1 << 62, Entries: 1 << 62})
 	t.shift = hostID
-	t.implied = below.at
-	r := &restoring{tree: t, pack: packed}
+	r := &restoring{tree: t, out: &parents{sink: on(t), below: below}, pack: packed}
 	if err := unix.Fchown(t.root, int(hostID), int(hostID)); err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
@@ -56,7 +61,40 @@ func (f *Fork) Restore(ctx context.Context, c Capture, pack string, dir *os.File
 
 type restoring struct {
 	tree *tree
+	out  *parents
 	pack *os.File
+}
+
+// parents gives a sink, of entries in canonical order, the directories that lead to them, as
+// the lower layers have these, where the entries do not name them.
+type parents struct {
+	sink
+	below lowerDir
+	at    string // the directory that came last
+}
+
+func (s *parents) add(e *entry, body io.Reader) error {
+	for i, c := range e.path {
+		if c != '/' || s.at == e.path[:i] || strings.HasPrefix(s.at, e.path[:i+1]) {
+			continue
+		}
+		dir, err := s.below.at(e.path[:i])
+		if err != nil {
+			return err
+		}
+		if dir == nil {
+			dir = &entry{mode: rootMode, mtime: epoch}
+		}
+		dir.path, dir.kind, dir.opaque = e.path[:i], typeDir, false
+		if err := s.sink.add(dir, nil); err != nil {
+			return err
+		}
+		s.at = dir.path
+	}
+	if e.kind == typeDir {
+		s.at = e.path
+	}
+	return s.sink.add(e, body)
 }
 
 // change makes one path. An opaque directory is not made opaque again: the capture lists
@@ -75,16 +113,17 @@ func (r *restoring) change(c *Change) error {
 	}
 	switch {
 	case c.Kind == Deleted:
-		return r.tree.add(&entry{path: p, kind: typeWhiteout, mtime: epoch}, nil)
+		return r.out.add(&entry{path: p, kind: typeWhiteout, mtime: epoch}, nil)
 	case c.LinkedTo != "":
-		return r.tree.add(&entry{path: p, kind: typeHardlink, target: strings.TrimPrefix(c.LinkedTo, "/")}, nil)
+		e.kind, e.target, e.size, e.xattrs = typeHardlink, strings.TrimPrefix(c.LinkedTo, "/"), 0, nil
+		return r.out.add(e, nil)
 	case c.Type == typeChar || c.Type == typeBlock:
 		return nil // no sandbox can make one, nor open it
 	case c.Type == typeFile:
 		if c.Offset < 0 {
 			return errors.New("its bytes were not kept")
 		}
-		return r.tree.add(e, io.NewSectionReader(r.pack, c.Offset, c.Size))
+		return r.out.add(e, io.NewSectionReader(r.pack, c.Offset, c.Size))
 	}
-	return r.tree.add(e, nil)
+	return r.out.add(e, nil)
 }

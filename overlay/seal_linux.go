@@ -3,12 +3,15 @@ package overlay
 import (
 	"context"
 	"errors"
-	"fmt"
+	"io/fs"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/paddock-run/paddock/internal/safepath"
 )
 
 // SealInput says what of a fork becomes a world.
@@ -94,7 +97,7 @@ func (f *Fork) sealUpper(ctx context.Context, in SealInput) (*staging, layer, er
 	defer pack.discard()
 	limits := f.store.opts.Limits
 	c, err := f.Capture(ctx, CaptureInput{
-		Upper: in.Upper, HostID: in.HostID, Pack: pack.path + "/pack", MaxBytes: limits.Bytes, MaxEntries: limits.Entries,
+		Upper: in.Upper, HostID: in.HostID, Pack: pack.path + "/pack", Passing: true, MaxBytes: limits.Bytes, MaxEntries: limits.Entries,
 	})
 	if err != nil {
 		return nil, layer{}, err
@@ -133,18 +136,46 @@ func (c *Change) disarm() {
 	delete(c.Xattrs, capability)
 }
 
+// writeLayer writes the layer and digests it on the way.
 func (f *Fork) writeLayer(ctx context.Context, c Capture, pack string, st *staging) (layer, error) {
-	dir, err := os.Open(st.path)
-	if err != nil {
-		return layer{}, fmt.Errorf("open the layer: %w", err)
-	}
-	err = errors.Join(f.Restore(ctx, c, pack, dir, 0), dir.Close())
+	none := func(string, int64, int64) {}
+	tar := newCanon(nil)
+	count := &counting{limits: Limits{Bytes: 1 << 62, Entries: 1 << 62}, progress: none, step: "seal"}
+	err := f.restore(ctx, c, pack, st.fd, 0, func(t *tree) sink {
+		count.sink = &layerSink{tree: t, tar: tar}
+		return count
+	})
 	if err != nil {
 		return layer{}, err
 	}
-	l, err := measure(ctx, st.fd, func(string, int64, int64) {})
+	l, err := count.finish(tar)
+	if err == nil && !timesKept(st.fd, c.Changes) { // the file system knows no such times
+		l, err = measure(ctx, st.fd, none)
+	}
+	if err == nil {
+		err = os.Remove(pack) // before the sync, which would have the disk write it
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil // there were no bytes
+		}
+	}
 	if err != nil {
 		return layer{}, err
 	}
 	return l, st.sync()
+}
+
+// timesKept says whether what was written has the times that it was given.
+func timesKept(root int, changes []Change) bool {
+	var st unix.Stat_t
+	for i := range changes {
+		c := &changes[i]
+		p := strings.TrimPrefix(c.Path, "/")
+		if p == "" || c.Kind == Deleted || c.Type == typeChar || c.Type == typeBlock {
+			continue
+		}
+		if err := unix.Fstatat(root, p, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil || !safepath.ModTime(&st).Equal(c.ModTime) {
+			return false
+		}
+	}
+	return true
 }

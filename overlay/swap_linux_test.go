@@ -324,3 +324,42 @@ func benchWorld(b *testing.B, files int) (*overlay.Store, string) {
 	}
 	return s, built.World.ID
 }
+
+// BenchmarkSealOfABranch is a branch of 100 new files of 4 KiB.
+func BenchmarkSealOfABranch(b *testing.B) {
+	s, id := benchWorld(b, 10)
+	f, err := s.Fork(b.Context(), id)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Release()
+	upper := b.TempDir()
+	text := make([]byte, 4096)
+	for i := range 100 {
+		copy(text, fmt.Sprint(i))
+		if err := os.WriteFile(filepath.Join(upper, fmt.Sprintf("f%d", i)), text, 0o644); err != nil {
+			b.Fatal(err)
+		}
+	}
+	dir, err := os.Open(upper)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer dir.Close()
+	n := 0
+	for b.Loop() {
+		n++
+		if err := os.WriteFile(filepath.Join(upper, "f0"), fmt.Append(nil, n), 0o644); err != nil { // another layer each time
+			b.Fatal(err)
+		}
+		w, err := f.Seal(b.Context(), overlay.SealInput{Upper: dir, Recipe: "branch", Branch: true})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		if err := s.Remove(b.Context(), w.ID); err != nil { // the index is written as a whole
+			b.Fatal(err)
+		}
+		b.StartTimer()
+	}
+}
