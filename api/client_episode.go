@@ -182,7 +182,8 @@ func (c *Client) Upload(ctx context.Context, k Key, dir, user string, tar io.Rea
 	}, nil)
 }
 
-// Download writes a file or tree as a tar to w.
+// Download writes a file or tree as a tar to w. Where the path does not exist or a part of
+// the tree cannot be read it is an *Error of kind NotFound, and nothing was written.
 func (c *Client) Download(ctx context.Context, k Key, path, user string, w io.Writer) error {
 	return c.copy(ctx, call{method: http.MethodGet, path: k.path() + "/archive", query: archiveQuery(path, user)}, w)
 }

@@ -521,6 +521,45 @@ func TestFilesAndArchives(t *testing.T) {
 	}
 }
 
+// What an agent leaves in its tree is told as the call's fault: an answer that broke off
+// would say that the daemon is gone, and so void the sample.
+func TestATreeCannotBreakADownloadOff(t *testing.T) {
+	t.Parallel()
+	f := serveEpisodes(t)
+	k := f.create(t, "e")
+	for name, script := range map[string]string{
+		"unreadable": "mkdir d; head -c 3000000 /dev/urandom >d/a; echo x >d/b; chmod 0 d/b",
+		"deep":       "for i in $(seq 600); do mkdir d; cd d || exit 1; done",
+		"long":       "head -c 4000000 /dev/zero >f; head -c 2000000 /dev/urandom >>f",
+	} {
+		user := "1000:1000"
+		if r := f.mustCall(t, k, api.CallSpec{Tool: "exec", User: user, Argv: []string{"sh", "-c", "umask 022; mkdir -p /tmp/" + name + " && cd /tmp/" + name + " && " + script}}); r.ExitCode == nil || *r.ExitCode != 0 {
+			t.Fatalf("%s: %+v", name, r)
+		}
+		var out bytes.Buffer
+		err := f.client.Download(t.Context(), k, "/tmp/"+name, user, &out)
+		if name != "long" {
+			wantKind(t, err, api.NotFound)
+			continue
+		}
+		r := tar.NewReader(&out)
+		for range 2 {
+			if _, err := r.Next(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, errR := io.ReadAll(r)
+		want := f.mustCall(t, k, api.CallSpec{Tool: "exec", Argv: []string{"sh", "-c", "sha256sum </tmp/long/f"}})
+		if sum := sha256.Sum256(got); err != nil || errR != nil || !strings.HasPrefix(string(want.StdoutRaw()), hex.EncodeToString(sum[:])) {
+			t.Errorf("%d bytes with other content, %v, %v", len(got), err, errR)
+		}
+	}
+	ep, err := f.client.Finish(t.Context(), k, api.FinishSpec{})
+	if err != nil || ep.Attempts[len(ep.Attempts)-1].End.Cause != "agent" {
+		t.Errorf("Finish() = %+v, %v", ep, err)
+	}
+}
+
 func TestWorldsAreListedAndGuarded(t *testing.T) {
 	t.Parallel()
 	f := serveEpisodes(t)

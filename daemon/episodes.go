@@ -229,25 +229,27 @@ func (s *Server) upload(q *request) error {
 	return q.answer(wireResult(result))
 }
 
-// download answers with the tar, or with the call's result where there is none to give.
+// download answers with the tar, or with the call's result where there is no whole one to
+// give. Nothing of it goes out before that is known.
 func (s *Server) download(q *request) error {
 	k, err := q.key()
 	if err != nil {
 		return err
 	}
-	body := &firstByte{q: q}
+	body := &spool{dir: s.cfg.Spool}
+	defer body.close()
 	result, err := s.run.Download(q.Context(), k, q.query.text("path"), q.query.text("user"), body)
 	if err != nil {
 		return err
 	}
+	if err := body.end(); err != nil {
+		return err
+	}
 	if fault := wireResult(result).Fault; fault != nil {
-		if q.began {
-			return fmt.Errorf("download %q: %s", fault.Path, fault.Kind)
-		}
 		return &api.Error{Kind: api.NotFound, Field: "path", Detail: fmt.Sprintf("%s: %s", fault.Path, fault.Kind)}
 	}
-	body.begin()
-	return nil
+	q.begin(api.MediaTar)
+	return body.send(q.w)
 }
 
 // firstByte sends the head of a tar when its first byte comes.

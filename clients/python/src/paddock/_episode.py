@@ -373,7 +373,10 @@ class Episode:
         return self._counted_result(decode(CallResult, answer))
 
     async def download(self, path: str, to: IO[bytes] | None = None, *, user: str = "") -> bytes | None:
-        """A file or tree as a tar: into ``to``, else returned. None where there is no such path."""
+        """A file or tree as a tar: into ``to``, else returned.
+
+        None where there is no such path, or a part of the tree cannot be read.
+        """
         try:
             response = await self._request("GET", "/archive", query=_archive(path, user))
         except NotFound as e:
