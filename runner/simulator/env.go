@@ -301,10 +301,17 @@ func (e *Env) read(op string, reply *runner.Reply) (res Result, fault *runner.Ca
 		return e.readSnapshot(r.Snapshot, frames{r.Frames, reply.Frame.Raw})
 	}
 	res = Result{Observation: r.Observation, Info: r.Info, Frames: r.Frames, Raw: reply.Frame.Raw}
+	raw := frames{r.Frames, reply.Frame.Raw}
+	if err := carriedInfo(r.Info, raw); err != nil {
+		return res, &runner.CallError{Kind: "bad_reply", Detail: "the info " + err.Error()}
+	}
 	if op == "render" {
+		if err := carried(r.Observation, raw); err != nil {
+			return res, &runner.CallError{Kind: "bad_reply", Detail: "the observation " + err.Error()}
+		}
 		return res, nil
 	}
-	if err := e.o.observation.check(r.Observation, frames{r.Frames, reply.Frame.Raw}, true, e.o.Spec.AllowNaN); err != nil {
+	if err := e.o.observation.observed(r.Observation, raw, e.o.Spec.AllowNaN); err != nil {
 		kind := "bad_reply"
 		if err.nan {
 			kind = "not_finite"

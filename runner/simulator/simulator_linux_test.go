@@ -151,6 +151,8 @@ while read -r line; do
   *'"action":-9}') [ -e /tmp/poison ] && exit 4 ;;
   *'"action":-10}') echo '{"error":{"kind":"bad_action","detail":"no such move"}}' ; continue ;;
   *'"action":-11}') echo "{$(observation),\"terminated\":false,\"truncated\":false}" ; continue ;;
+  *'"action":-12}') printf "{$(observation),\"reward\":0,\"terminated\":false,\"truncated\":false,\"info\":{\"a\":\"\377\"}}\n" ; continue ;;
+  *'"action":-13}') echo "{$(observation),\"reward\":0,\"terminated\":false,\"truncated\":false,\"info\":{\"a\":{\"\$array\":\"|u1\",\"shape\":[9],\"frame\":5}}}" ; continue ;;
   esac
   n=$((n + 1))
   action=${line##*:}
@@ -281,6 +283,7 @@ func TestFaultsThatRepeatAreTheAgents(t *testing.T) {
 	for action, want := range map[string]struct{ kind, status string }{
 		"-1": {"program_ended", "failed"}, "-2": {"timeout", "failed"}, "-3": {"bad_reply", "failed"}, "-4": {"reply_too_large", "failed"},
 		"-5": {"crash", "failed"}, "-6": {"not_finite", "failed"}, "-7": {"bad_reply", "failed"}, "-8": {"program_ended", "oom"}, "-11": {"bad_reply", "failed"},
+		"-12": {"bad_reply", "failed"}, "-13": {"bad_reply", "failed"}, // what a client cannot read
 	} {
 		t.Run(want.kind+action, func(t *testing.T) {
 			t.Parallel()

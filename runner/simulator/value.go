@@ -9,6 +9,8 @@ import (
 	"math"
 	"slices"
 	"strconv"
+
+	jsonv2 "github.com/go-json-experiment/json"
 )
 
 // A value of the protocol is JSON in which an array is an object:
@@ -30,13 +32,13 @@ const (
 
 // space is what is checked of a value: a tree whose leaves are arrays or anything.
 type space struct {
-	kind  string // "array", "object", "list" or "any"
+	kind  string // "array", "object", "list", "integer", "sequence" or "any"
 	dtype string
 	shape []int64
 	size  int64  // bytes of an array
 	head  string // of an array's usual text, up to its base64
 	parts map[string]*space
-	items []*space
+	items []*space // of a sequence the one of all items
 }
 
 // readSpace reads a space: a JSON schema, whose member "space" says what a schema cannot.
@@ -54,10 +56,12 @@ func readSpaceAt(raw json.RawMessage, depth int) (*space, error) {
 	var s struct {
 		Properties map[string]json.RawMessage `json:"properties"`
 		Prefix     []json.RawMessage          `json:"prefixItems"`
+		Items      json.RawMessage            `json:"items"`
 		Space      struct {
 			Type  string  `json:"type"`
 			Dtype string  `json:"dtype"`
 			Shape []int64 `json:"shape"`
+			Stack bool    `json:"stack"`
 		} `json:"space"`
 	}
 	if err := json.Unmarshal(raw, &s); err != nil {
@@ -90,6 +94,17 @@ func readSpaceAt(raw json.RawMessage, depth int) (*space, error) {
 			out.items = append(out.items, sub)
 		}
 		return out, nil
+	case "Discrete":
+		return &space{kind: "integer"}, nil
+	case "Sequence":
+		if s.Space.Stack || len(s.Items) == 0 {
+			break
+		}
+		item, err := readSpaceAt(s.Items, depth+1)
+		if err != nil {
+			return nil, fmt.Errorf("items: %w", err)
+		}
+		return &space{kind: "sequence", items: []*space{item}}, nil
 	}
 	return &space{kind: "any"}, nil
 }
@@ -189,6 +204,14 @@ func (s *space) check(raw json.RawMessage, f frames, strict, allowNaN bool) *val
 				return err
 			}
 		}
+	case "integer":
+		if strict {
+			return checkInteger(raw, f)
+		}
+	case "sequence":
+		if strict {
+			return s.checkSequence(raw, f, allowNaN)
+		}
 	case "array":
 		if raw[0] != '{' {
 			if strict {
@@ -197,6 +220,40 @@ func (s *space) check(raw json.RawMessage, f frames, strict, allowNaN bool) *val
 			return nil
 		}
 		return s.checkArray(raw, f, strict, allowNaN)
+	}
+	return nil
+}
+
+// checkInteger takes a number, or an array of no dimensions, as NumPy's integers travel.
+func checkInteger(raw json.RawMessage, f frames) *valueError {
+	if raw[0] != '{' {
+		if _, err := strconv.ParseInt(string(raw), 10, 64); err != nil {
+			return wrong("is no integer")
+		}
+		return nil
+	}
+	var a array
+	if err := jsonv2.Unmarshal(raw, &a); err != nil {
+		return wrong("is no integer: %v", err)
+	}
+	n, ok := itemSizes[a.Type]
+	data, bad := a.data(f)
+	if bad != nil || !ok || a.Type[1] == 'f' || a.Shape == nil || len(a.Shape) > 0 || int64(len(data)) != n {
+		return wrong("is no integer")
+	}
+	return nil
+}
+
+func (s *space) checkSequence(raw json.RawMessage, f frames, allowNaN bool) *valueError {
+	var items []json.RawMessage
+	if json.Unmarshal(raw, &items) != nil || items == nil {
+		return wrong("is no list")
+	}
+	for i, item := range items {
+		if err := s.items[0].check(item, f, true, allowNaN); err != nil {
+			err.text = strconv.Itoa(i) + " " + err.text
+			return err
+		}
 	}
 	return nil
 }
@@ -245,8 +302,11 @@ func (s *space) checkArray(raw json.RawMessage, f frames, strict, allowNaN bool)
 
 func (s *space) checkParsed(raw json.RawMessage, f frames, strict, allowNaN bool) *valueError {
 	var a array
-	if err := json.Unmarshal(raw, &a); err != nil {
+	if err := jsonv2.Unmarshal(raw, &a); err != nil { // names as they are: clients read them so
 		return wrong("is no array: %v", err)
+	}
+	if a.Shape == nil {
+		return wrong("has no shape")
 	}
 	size, err := sizeOf(a.Type, a.Shape)
 	if err != nil {
