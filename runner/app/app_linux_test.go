@@ -336,6 +336,11 @@ func TestWhatTheAppGetsAndWhatItMayNotSay(t *testing.T) {
 			t.Errorf("the app was not told %q:\n%s", want, text)
 		}
 	}
+	for status, kind := range map[string]string{"000": "app_broken", "001": "app_broken", "099": "app_broken", "999": ""} {
+		if a := b.get("/shop/status?"+status, "s"); a.kind != kind {
+			t.Errorf("an app that answers status %s = %+v, want kind %q", status, a, kind)
+		}
+	}
 	if a := b.get("/shop/lie", "s"); a.kind != "" || a.header.Get("Location") != "/shop/who" {
 		t.Errorf("an app that speaks for the daemon = %+v", a)
 	}

@@ -2,6 +2,7 @@ package app
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
@@ -123,6 +124,9 @@ func rewrite(p *httputil.ProxyRequest, c Caller, h *hold) {
 
 // finish makes the answer that the client gets.
 func finish(resp *http.Response, c Caller, h *hold, give bool) error {
+	if resp.StatusCode < 200 && resp.StatusCode != http.StatusSwitchingProtocols {
+		return fmt.Errorf("its status %03d is none", resp.StatusCode) // net/http reads 000, and panics when it is to write it
+	}
 	resp.Header.Del(HeaderError)
 	resp.Header.Del(HeaderSession)
 	resp.Header.Set(HeaderReplica, h.r.id)

@@ -61,6 +61,13 @@ func main() {
 		w.Header().Set("Location", "/who")
 		w.WriteHeader(http.StatusFound)
 	})
+	mux.HandleFunc("/status", func(w http.ResponseWriter, r *http.Request) { // one that the server would not write
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err == nil {
+			fmt.Fprintf(conn, "HTTP/1.1 %s X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", r.URL.RawQuery)
+			_ = conn.Close()
+		}
+	})
 	mux.HandleFunc("/parts", func(w http.ResponseWriter, r *http.Request) { // head first, then the body that came
 		body, _ := io.ReadAll(r.Body)
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
