@@ -68,10 +68,14 @@ def test_a_tool_that_the_model_made_up_is_a_value(ep: paddock.Episode) -> None:
         ("read_file", {"path": "/none"}, "not_found"),
         ("read_file", {"file": "/tmp"}, "invalid_arguments"),
         ("write_file", {"path": ["/tmp"]}, "invalid_arguments"),
+        ("write_file", {"path": "/tmp/x", "content": "\ud83d"}, "invalid_arguments"),
+        ("exec", {"shell": "echo \ud83d"}, "invalid_arguments"),
+        ("exec", ["ls"], "invalid_arguments"),
+        ("exec", "ls", "invalid_arguments"),
     ],
 )
 def test_arguments_that_the_model_made_up_are_a_value(
-    ep: paddock.Episode, name: str, args: dict[str, Any], kind: str
+    ep: paddock.Episode, name: str, args: Any, kind: str
 ) -> None:
     r = ep.tool(name, args)
     assert (r.ok, r.fault and r.fault.kind) == (False, kind)

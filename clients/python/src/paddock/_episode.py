@@ -49,9 +49,17 @@ _RAW_FROM = 64 << 10
 _MAX_HEADER = 16 << 10
 
 
+def _text(data: str, field: str) -> bytes:
+    """A model may write half a surrogate pair in JSON, which no encoding has."""
+    try:
+        return data.encode()
+    except UnicodeEncodeError as e:
+        raise BadRequest("bad_request", f"{field}: is no text: {e}", field=f"/{field}") from e
+
+
 def _bytes(data: Data, field: str) -> bytes:
     if isinstance(data, str):
-        return data.encode()
+        return _text(data, field)
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     raise BadRequest(
@@ -310,14 +318,16 @@ class Episode:
         fit are results with a fault, for the model to read.
         """
         spec: dict[str, Any] = {"tool": name, "timeout_s": timeout, "weights": weights, "seq": seq}
-        if name in BUILTIN:
-            given = dict(args or {})
-            if isinstance(given.get("content"), str):
-                given["content"] = base64.b64encode(given["content"].encode()).decode()
-            spec = {**given, **spec}
-        else:
-            spec["args"] = args
         try:
+            if args is not None and not isinstance(args, Mapping):
+                raise BadRequest("bad_request", f"args: want an object, got {type(args).__name__}")
+            if name in BUILTIN:
+                given = dict(args or {})
+                if isinstance(given.get("content"), str):
+                    given["content"] = base64.b64encode(_text(given["content"], "content")).decode()
+                spec = {**given, **spec}
+            else:
+                spec["args"] = args
             return await self._call(spec)
         except BadRequest as e:
             kind = _MISTAKES.get(e.kind)
