@@ -82,6 +82,35 @@ def test_arguments_that_the_model_made_up_are_a_value(
     assert ep.tool("exec", {"argv": ["echo", "on"]}).stdout == "on\n"
 
 
+_DEEP: list[Any] = []
+for _ in range(80):
+    _DEEP = [_DEEP]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [
+        ("half \ud83d, whole \ud83d\ude00", "half \ufffd, whole \U0001f600"),
+        (float("nan"), None),
+        ({"a": [float("inf")]}, None),
+        (10**5000, None),
+        ({1: 2, "1": 3}, None),
+        ({"a": "\ud83d"}, None),
+        (_DEEP, None),
+        ("x" * (17 << 20), None),
+    ],
+    ids=["text", "nan", "inf", "digits", "twice", "half", "deep", "long"],
+)
+def test_an_answer_that_json_cannot_carry_voids_nothing(
+    client: paddock.Client, world: paddock.World, answer: Any, kept: Any
+) -> None:
+    with client.create(world) as ep:
+        info = ep.finish(answer=answer, payload=b"p")
+    assert info.end is not None
+    assert (info.end.status, info.end.cause, info.attempts[-1].answer) == ("ok", "agent", kept)
+    assert ep.payload() == b"p"
+
+
 def test_tools_that_every_world_has(ep: paddock.Episode) -> None:
     assert ep.tool("write_file", {"path": "/tmp/a", "content": "text"}).ok
     assert ep.tool("read_file", {"path": "/tmp/a"}).text == "text"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 Data = bytes | bytearray | str
 Command = str | Sequence[str]
 R = TypeVar("R")
+
+_log = logging.getLogger("paddock")
 
 # Tools that every world has; their arguments are the call's own fields.
 BUILTIN = frozenset({"exec", "read_file", "write_file", "list_dir", "stat", "remove"})
@@ -418,7 +421,25 @@ class Episode:
         """End the attempt; where graders were given, it is scored when this returns.
 
         The payload is bytes, or an object of JSON, tuples and bytes; ``payload()`` gives it back.
+        An answer that JSON cannot carry (a number that is not finite, a key twice, more than
+        60 levels or 16 MiB) is none, and logged: an agent wrote it, and what an agent does
+        never raises. Halves of surrogate pairs in a text are U+FFFD.
         """
+        try:
+            return await self._finish(answer, payload)
+        except BadRequest as e:
+            # A value of another type is the rollout's mistake, not the agent's.
+            if answer is None or isinstance(e.__cause__, TypeError):
+                raise
+            if isinstance(answer, str):
+                whole = answer.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+                if whole != answer:
+                    return await self.finish(whole, payload)
+            info = await self._finish(None, payload)  # raises when it was not the answer
+            _log.warning("episode %s: the answer is left out: %s", self.id, e)
+            return info
+
+    async def _finish(self, answer: Any, payload: Any) -> EpisodeInfo:
         head: dict[str, Any] = {"attempt": self.attempt}
         if answer is not None:
             head["answer"] = answer

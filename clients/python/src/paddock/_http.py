@@ -48,7 +48,7 @@ def dumps(value: Any) -> str:
     """JSON in ASCII, so that it may travel in a header."""
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, RecursionError) as e:
         raise from_problem({"kind": "bad_request", "detail": f"not JSON: {e}"}) from e
 
 
