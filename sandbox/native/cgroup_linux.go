@@ -107,12 +107,12 @@ func (t *tree) make() error {
 // weighs as much as one process, so that a host with a few other busy ones would leave
 // next to nothing for a thousand episodes.
 func (t *tree) weigh() error {
-	top, _, _ := strings.Cut(t.parent, "/")
-	n := runtime.NumCPU()
+	top, n := t.top("cpu"), runtime.NumCPU()
+	_ = write(top, "cpu.idle", "0") // a weight cannot be written else; from Linux 5.15 on
 	if t.v2 {
-		return write(filepath.Join(t.unified, top), "cpu.weight", strconv.Itoa(min(100*n, 10_000)))
+		return write(top, "cpu.weight", strconv.Itoa(min(100*n, 10_000)))
 	}
-	return write(filepath.Join(t.v1["cpu"], top), "cpu.shares", strconv.Itoa(min(1024*n, 262_144)))
+	return write(top, "cpu.shares", strconv.Itoa(min(1024*n, 262_144)))
 }
 
 // delegate switches the controllers on from the root down to the parent.

@@ -39,6 +39,8 @@ const (
 type hog struct {
 	tree *tree
 	name string
+	// courtesy is told when it computes.
+	courtesy *courtesy
 
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -96,9 +98,15 @@ func (h *hog) die() {
 // close is die for the sandbox, which has no next call; not even its quota is in the way.
 func (h *hog) close() {
 	h.mu.Lock()
-	was := h.ever
+	was, closed := h.ever, h.closed
 	h.closed = true
+	if !closed && h.pace != fresh { // whatever its pace is from now on
+		h.courtesy.computes(-1)
+	}
 	h.mu.Unlock()
+	if closed {
+		return
+	}
 	h.die()
 	if was {
 		h.tree.unlimitCPU(h.name)
@@ -155,6 +163,12 @@ func (h *hog) setLocked(p pace) {
 		return
 	}
 	if h.tree.setPace(h.name, h.pace, p) == nil {
+		switch {
+		case h.pace == fresh:
+			h.courtesy.computes(1)
+		case p == fresh:
+			h.courtesy.computes(-1)
+		}
 		h.pace = p
 		h.ever = h.ever || p == idle
 	}

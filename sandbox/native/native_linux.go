@@ -80,7 +80,8 @@ type Launcher struct {
 	tree *tree
 	info sandbox.Info
 	// entry is what each launcher process is told.
-	entry entry
+	entry    entry
+	courtesy *courtesy
 
 	mu      sync.Mutex
 	proc    *launcherProcess
@@ -118,7 +119,7 @@ func New(cfg Config) (*Launcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Launcher{cfg: cfg, tree: t, filters: map[*specs.LinuxSeccomp][]byte{}, prepared: map[string]*launcherProcess{}}
+	l := &Launcher{cfg: cfg, tree: t, courtesy: newCourtesy(t), filters: map[*specs.LinuxSeccomp][]byte{}, prepared: map[string]*launcherProcess{}}
 	if err := l.configure(); err != nil {
 		return nil, err
 	}
@@ -264,7 +265,7 @@ func (l *Launcher) adopt(p *launcherProcess, r *request, spec sandbox.Spec, a st
 		slots: &slots{tree: l.tree, name: spec.Name, shared: !l.info.PerCall}, swept: make(chan guest.Reply, 1), done: make(chan struct{}), calls: map[uint32]*process{},
 		rlimits: rlimits(spec.OCI), listeners: listeners,
 	}
-	s.hog = &hog{tree: l.tree, name: spec.Name, leftovers: s.slots.populated}
+	s.hog = &hog{tree: l.tree, name: spec.Name, courtesy: l.courtesy, leftovers: s.slots.populated}
 	s.files = files.ForSpec(s.root, spec.IDs, spec.OCI)
 	s.guestCgroup = a.Cgroup
 	if o := l.cfg.Origin; o != nil {
@@ -415,6 +416,7 @@ func (l *Launcher) Close() error {
 	_ = p.conn.uc.CloseWrite()
 	<-p.gone
 	l.wg.Wait()
+	l.courtesy.close()
 	errs = append(errs, l.removeBlanks(), l.tree.removeParent())
 	if o := l.cfg.Origin; o != nil && o.Stage != "" {
 		_ = os.Remove(o.Stage)

@@ -413,6 +413,7 @@ func (s *Sandbox) Close() error {
 		ctx, cancel := context.WithTimeout(context.Background(), stopPatience)
 		defer cancel()
 		err := s.Stop(ctx)
+		s.hog.close() // of one that ended by itself, too
 		_ = s.guest.uc.Close()
 		closeListeners(s.listeners)
 		s.wg.Wait()
