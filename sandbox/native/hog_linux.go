@@ -48,7 +48,7 @@ type hog struct {
 	pace    pace
 	ever    bool // it was idle
 	closed  bool
-	at      time.Time     // of the last look
+	at      time.Time     // of the last look, zero before the first
 	cpu     time.Duration // then
 	spent   time.Duration // beyond what is free
 	wait    time.Duration // until the next look
@@ -114,7 +114,7 @@ func (h *hog) close() {
 }
 
 func (h *hog) lookAgainLocked() {
-	h.at, h.cpu, h.wait = time.Now(), h.tree.cpu(h.name), firstLook
+	h.at, h.wait = time.Time{}, firstLook
 	if h.timer == nil {
 		h.timer = time.AfterFunc(h.wait, h.look)
 		return
@@ -130,6 +130,11 @@ func (h *hog) look() {
 		return
 	}
 	now, cpu := time.Now(), h.tree.cpu(h.name)
+	if h.at.IsZero() { // the first look only begins to count: most calls end before
+		h.at, h.cpu = now, cpu
+		h.timer.Reset(h.wait)
+		return
+	}
 	used, over := cpu-h.cpu, now.Sub(h.at)
 	h.at, h.cpu = now, cpu
 	h.spent = min(max(0, h.spent+used-time.Duration(free*float64(over))), hogAt)

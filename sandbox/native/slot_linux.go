@@ -169,7 +169,9 @@ func (s *slot) resetPeak() {
 	if s.tree.v2 {
 		_ = write(s.tree.at("", s.path), "memory.peak", "0") // from Linux 6.12 on
 	} else {
-		s.peak()
+		if s.seen != nil && !s.quiet { // else the last call's end has noted it
+			s.peak()
+		}
 		_ = write(s.tree.at("memory", s.mem), "memory.max_usage_in_bytes", "0")
 	}
 	s.mem0 = s.memory()
