@@ -434,6 +434,11 @@ func TestTimesOfNoCalendarAreTheNearestThatOneHas(t *testing.T) {
 		p := filepath.Join(upper, name)
 		must(t, os.WriteFile(p, nil, 0o644))
 		must(t, unix.UtimesNanoAt(unix.AT_FDCWD, p, []unix.Timespec{{Sec: sec}, {Sec: sec}}, 0))
+		var st unix.Stat_t
+		must(t, unix.Lstat(p, &st))
+		if st.Mtim.Sec != sec { // a file system such as ext4 has nearer bounds of its own
+			want["/"+name] = time.Unix(st.Mtim.Sec, 0).UTC().Year()
+		}
 	}
 	text, err := json.Marshal(capture(t, f, upper, overlay.CaptureInput{}))
 	must(t, err)
