@@ -14,7 +14,7 @@ var depths = []int{1, 8, 32, 100}
 
 // deepen is what each episode of a chain does before it is branched: ten files that every
 // one writes anew, ten of its own, and one that it takes away from the one before.
-const deepen = "mkdir -p /work/same /work/%[1]d && cd /work && i=0; while [ $i -lt 10 ]; do " +
+const deepen = "mkdir -p /chain/same /chain/%[1]d && cd /chain && i=0; while [ $i -lt 10 ]; do " +
 	"head -c 4096 /dev/urandom >same/f$i; head -c 4096 /dev/urandom >%[1]d/f$i; i=$((i+1)); done; rm -f %[2]d/f0"
 
 // branchDepth is a branch of a branch of a branch: the fork until the new one has run true,
@@ -93,7 +93,7 @@ func (b *bench) branchOf(ctx context.Context, parent string) (first, walk time.D
 		return 0, 0, err
 	}
 	first, began = time.Since(began), time.Now()
-	if err := b.shell(ctx, id, "find /work -type f -exec cat {} + >/dev/null"); err != nil {
+	if err := b.shell(ctx, id, "find /chain -type f -exec cat {} + >/dev/null"); err != nil {
 		return 0, 0, err
 	}
 	return first, time.Since(began), b.Client.Delete(ctx, key(id))
