@@ -1,6 +1,7 @@
 package native
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -90,4 +91,61 @@ func TestStandingBehindIsTheKernels(t *testing.T) {
 	if host, own := c.used(); host <= 0 || own < 0 || own > host {
 		t.Errorf("the host has used %s, sandboxes %s of it", host, own)
 	}
+}
+
+// A sandbox computes while a call of it does, or what one left; that it did once counts for
+// nothing while it waits for the next.
+func TestASandboxComputesOnlyWhileSomethingRuns(t *testing.T) {
+	need.Root(t)
+	tr, err := openTree(fmt.Sprintf("paddock-test-computes-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "box"
+	if err := tr.create(name); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(tr.remove(name), tr.removeParent()); err != nil {
+			t.Error(err)
+		}
+	}()
+	left := false
+	c := &courtesy{used: func() (host, own time.Duration) { return 0, 0 }, put: func(bool) error { return nil }}
+	h := &hog{tree: tr, name: name, courtesy: c, leftovers: func() bool { return left }}
+	becomes := func(p pace) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.setLocked(p)
+	}
+	want := func(when string, busy int) {
+		t.Helper()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.busy != busy {
+			t.Errorf("%s: %d compute, want %d", when, c.busy, busy)
+		}
+	}
+	h.begin()
+	want("a call began", 0)
+	becomes(light)
+	becomes(idle)
+	want("the call is a hog", 1)
+	h.die()
+	want("its processes are being killed", 1)
+	h.end(false)
+	want("the call has ended", 0)
+	h.begin()
+	becomes(idle)
+	left = true
+	h.end(true)
+	want("a call left a hog", 1)
+	left = false
+	h.look()
+	want("what was left is gone", 0)
+	h.begin()
+	becomes(idle)
+	h.close()
+	h.close()
+	want("the sandbox is closed", 0)
 }

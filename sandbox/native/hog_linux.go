@@ -39,13 +39,14 @@ const (
 type hog struct {
 	tree *tree
 	name string
-	// courtesy is told when it computes.
+	// courtesy is told whether it computes.
 	courtesy *courtesy
 
 	mu      sync.Mutex
 	timer   *time.Timer
 	running int // calls
 	pace    pace
+	told    bool // that it computes
 	ever    bool // it was idle
 	closed  bool
 	at      time.Time     // of the last look, zero before the first
@@ -77,9 +78,13 @@ func (h *hog) end(leftovers bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.running--
-	if h.running == 0 && !leftovers && h.timer != nil {
+	if h.running > 0 || leftovers {
+		return
+	}
+	if h.timer != nil {
 		h.timer.Stop()
 	}
+	h.tellLocked(false)
 }
 
 // die is told when processes are being killed: they need the CPU to end, and what they hold
@@ -100,9 +105,7 @@ func (h *hog) close() {
 	h.mu.Lock()
 	was, closed := h.ever, h.closed
 	h.closed = true
-	if !closed && h.pace != fresh { // whatever its pace is from now on
-		h.courtesy.computes(-1)
-	}
+	h.tellLocked(false)
 	h.mu.Unlock()
 	if closed {
 		return
@@ -126,7 +129,11 @@ func (h *hog) lookAgainLocked() {
 func (h *hog) look() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed || (h.running == 0 && !h.leftovers()) {
+	if h.closed {
+		return
+	}
+	if h.running == 0 && !h.leftovers() {
+		h.tellLocked(false)
 		return
 	}
 	now, cpu := time.Now(), h.tree.cpu(h.name)
@@ -168,15 +175,25 @@ func (h *hog) setLocked(p pace) {
 		return
 	}
 	if h.tree.setPace(h.name, h.pace, p) == nil {
-		switch {
-		case h.pace == fresh:
-			h.courtesy.computes(1)
-		case p == fresh:
-			h.courtesy.computes(-1)
-		}
 		h.pace = p
 		h.ever = h.ever || p == idle
+		h.tellLocked(p != fresh)
 	}
+}
+
+// tellLocked tells courtesy whether the sandbox computes: it is a hog, and not only until its
+// next call.
+func (h *hog) tellLocked(computes bool) {
+	computes = computes && !h.closed
+	switch {
+	case computes == h.told:
+		return
+	case computes:
+		h.courtesy.computes(1)
+	default:
+		h.courtesy.computes(-1)
+	}
+	h.told = computes
 }
 
 // setPace changes how a sandbox is scheduled. One that was idle has the usual weight again
