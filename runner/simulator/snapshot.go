@@ -390,10 +390,25 @@ func (e *Env) try(ctx context.Context) (*verdict, error) {
 		return nil, err
 	}
 	reply, err := e.s.run.Message(ctx, key, runner.Message{Op: "trial", Body: body, TimeoutS: trialResets * e.o.Spec.ResetS, Keep: keepNothing})
-	if err != nil && runner.KindOf(err) != runner.KindEpisodeEnded {
+	switch at, ended := trialEnd(err); {
+	case ended && at.Cause != runner.Agent && at.Cause != runner.WorldBad:
+		return nil, &runner.Error{
+			Kind: runner.KindOverCapacity, RetryAfter: time.Second,
+			Detail: fmt.Sprintf("the sandbox in which the simulator's snapshots were tried ended as %s by %s, which says nothing of them", at.Status, at.Cause),
+		}
+	case err != nil && !ended:
 		return nil, err
 	}
 	return readTrial(&reply, err), nil
+}
+
+// trialEnd is how the trial's episode ended, if that is what an error says.
+func trialEnd(err error) (at runner.End, ended bool) {
+	re, ok := errors.AsType[*runner.Error](err)
+	if !ok || re.Kind != runner.KindEpisodeEnded || re.End == nil {
+		return runner.End{}, false
+	}
+	return *re.End, true
 }
 
 func readTrial(reply *runner.Reply, err error) *verdict {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/paddock-run/paddock/runner"
 	"github.com/paddock-run/paddock/runner/simulator"
@@ -257,6 +258,54 @@ func TestAProgramsRefusalsLeaveEverythingAsItWas(t *testing.T) {
 	if _, res, err := e.Snapshot(t.Context()); err != nil || res.Error == nil || res.Error.Kind != "snapshot_unsupported" {
 		t.Errorf("Snapshot() = %+v, %v", res.Error, err)
 	}
+}
+
+// What a trial's sandbox is lost to says nothing of the simulator: it is tried again.
+func TestALostTrialIsNoVerdict(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const slow = `*'"op":"trial"'*) sleep 100 ;;
+  *'"op":"snapshot"'*)`
+	b.openKeeping("", func(s *simulator.Spec) {
+		s.Command[2] = strings.NewReplacer(`"snapshots":true`, `"snapshots":"trial"`, `*'"op":"snapshot"'*)`, slow).Replace(s.Command[2])
+	})
+	e := b.began("e")
+	for range 2 {
+		failed := make(chan error, 1)
+		go func() {
+			_, _, err := e.Snapshot(t.Context())
+			failed <- err
+		}()
+		for n := 0; n == 0; {
+			select {
+			case err := <-failed:
+				t.Fatalf("Snapshot() = %v, and nothing was tried", err)
+			case <-time.After(time.Millisecond):
+			}
+			var err error
+			if n, err = b.run.Cancel(t.Context(), owner, "", b.trial(), "taken away"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := <-failed; runner.KindOf(err) != runner.KindOverCapacity || !strings.Contains(err.Error(), "says nothing") {
+			t.Errorf("Snapshot() = %v, want over_capacity", err)
+		}
+	}
+}
+
+// trial is the id of a trial that is live, or of nothing.
+func (b *bench) trial() string {
+	b.t.Helper()
+	all, _, err := b.run.List(b.t.Context(), owner, "", "", "", 100)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, ep := range all {
+		if strings.HasPrefix(ep.Key.ID, "trial-") && ep.State == runner.Live {
+			return ep.Key.ID
+		}
+	}
+	return "none"
 }
 
 func TestARestoreThatCrashesIsTheAgents(t *testing.T) {
