@@ -3,12 +3,13 @@ package policies
 import (
 	"bytes"
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/paddock-run/paddock/internal/golden"
 )
 
 // own is a policy of an operator: default under another name, with one change.
@@ -102,19 +103,7 @@ func TestWordsAreTheGoldenOnes(t *testing.T) {
 				got.WriteString("  " + line + "\n")
 			}
 		}
-		file := filepath.Join("testdata", name+".words.txt")
-		if *update {
-			if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(got.Bytes(), want) {
-			t.Errorf("words of %s are not %s; look at the difference, then run with -update\n%s", name, file, got.Bytes())
-		}
+		golden.Check(t, filepath.Join("testdata", name+".words.txt"), got.Bytes())
 	}
 }
 

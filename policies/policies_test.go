@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"math"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -15,9 +13,9 @@ import (
 	"testing/fstest"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-)
 
-var update = flag.Bool("update", false, "write the golden files anew")
+	"github.com/paddock-run/paddock/internal/golden"
+)
 
 func mustLoad(t *testing.T) *Set {
 	t.Helper()
@@ -69,24 +67,7 @@ func TestSpecIsTheGoldenOne(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := json.MarshalIndent(spec, "", "  ")
-		if err != nil {
-			t.Fatal(err)
-		}
-		got = append(got, '\n')
-		file := filepath.Join("testdata", name+".golden.json")
-		if *update {
-			if err := os.WriteFile(file, got, 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(got, want) {
-			t.Errorf("spec of %s is not %s; look at the difference, then run with -update", name, file)
-		}
+		golden.JSON(t, filepath.Join("testdata", name+".golden.json"), spec)
 	}
 }
 

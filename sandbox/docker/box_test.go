@@ -1,19 +1,15 @@
 package docker
 
 import (
-	"bytes"
 	"encoding/json"
-	"flag"
-	"os"
 	"slices"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/paddock-run/paddock/internal/golden"
 	"github.com/paddock-run/paddock/policies"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 func specOf(t *testing.T, policy string) *specs.Spec {
 	t.Helper()
@@ -84,24 +80,7 @@ func TestBoxIsTheGoldenOne(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.Seccomp = ""
-		got, err := json.MarshalIndent(b, "", "  ")
-		if err != nil {
-			t.Fatal(err)
-		}
-		got = append(got, '\n')
-		file := "testdata/" + policy + ".golden.json"
-		if *update {
-			if err := os.WriteFile(file, got, 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(got, want) {
-			t.Errorf("%s is not what there is; look at the difference, then run with -update:\n%s", file, got)
-		}
+		golden.JSON(t, "testdata/"+policy+".golden.json", b)
 	}
 }
 

@@ -1,26 +1,19 @@
 package native_test
 
 import (
-	"flag"
-	"os"
 	"os/exec"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/paddock-run/paddock/internal/golden"
 	"github.com/paddock-run/paddock/internal/need"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 // probeGolden holds what a probe found in a sandbox against its policy's table.
 func probeGolden(t *testing.T, probe, file, got string) {
 	t.Helper()
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	golden.Update(t, file, []byte(got))
 	if d := cmp.Diff(need.ProbeTable(t, probe, file), got); d != "" {
 		t.Errorf("%s differs (-want +got):\n%s", file, d)
 	}

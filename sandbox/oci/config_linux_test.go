@@ -1,22 +1,18 @@
 package oci
 
 import (
-	"bytes"
 	"encoding/json"
-	"flag"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/paddock-run/paddock/internal/golden"
 	"github.com/paddock-run/paddock/policies"
 	"github.com/paddock-run/paddock/sandbox"
 	"github.com/paddock-run/paddock/sandbox/native"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 func containerOf(t *testing.T, policy string) *native.Container {
 	t.Helper()
@@ -109,29 +105,8 @@ func TestConfigIsTheGoldenOne(t *testing.T) {
 			}
 			spec := config(containerOf(t, name), kind)
 			spec.Linux.Seccomp = nil
-			golden(t, "testdata/"+file+".golden.json", spec)
+			golden.JSON(t, "testdata/"+file+".golden.json", spec)
 		}
-	}
-}
-
-func golden(t *testing.T, file string, value any) {
-	t.Helper()
-	got, err := json.MarshalIndent(value, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	got = append(got, '\n')
-	if *update {
-		if err := os.WriteFile(file, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s is not what there is; look at the difference, then run with -update:\n%s", file, got)
 	}
 }
 
