@@ -329,7 +329,6 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// all are the slots that no call holds.
 // populated says whether an ended call left processes.
 func (s *slots) populated() bool {
 	if s.shared { // the sandbox itself is in it
@@ -345,6 +344,7 @@ func (s *slots) populated() bool {
 	return false
 }
 
+// all are the slots that no call holds.
 func (s *slots) all() []*slot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
