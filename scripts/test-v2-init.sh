@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# PID 1 of the User-Mode Linux guest of scripts/test-v2.sh, started from the image with the
+# PID 1 of a User-Mode Linux guest of scripts/test-v2.sh, started from the image with a package's
 # tests. The host's tree becomes the root, read-only, and the image goes to /mnt: by
 # pivot_root, because the kernel refuses user namespaces to a chroot.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/mnt/tmp
@@ -31,6 +31,8 @@ $b mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 $b ln -s /proc/self/fd /dev/fd
 $b mount -t tmpfs -o mode=755 tmpfs /run
 $b mount -t tmpfs -o mode=1777 tmpfs /tmp
+# A Docker Engine keeps its key there, and a host that never ran one has none.
+[ ! -d /etc/docker ] || $b mount -t tmpfs tmpfs /etc/docker || fail "mount /etc/docker"
 $b ip link set lo up
 modules=/usr/lib/uml/modules/$($b uname -r)/kernel
 for m in fs/overlayfs/overlay fs/quota/quota_tree fs/quota/quota_v2 drivers/block/loop; do
@@ -45,14 +47,12 @@ done
 export PADDOCK_TEST_QUOTA_DIRS=/mnt/quota/xfs:/mnt/quota/ext4
 
 echo "test-v2: Linux $($b uname -r), cgroup v2: $($b cat /sys/fs/cgroup/cgroup.controllers)"
-status=0
-while read -r package skip; do
-  echo "test-v2: run $package"
-  cd "/mnt/src/$package" || fail "no $package"
-  began=$($b date +%s)
-  ./package.test -test.timeout="$($b cat /mnt/timeout)" -test.run="$($b cat /mnt/run)" ${skip:+-test.skip="$skip"} </dev/null 2>&1
-  code=$?
-  [ $code -eq 0 ] && echo "ok   $package $(($($b date +%s) - began))s" || { echo "FAIL $package (exit $code)"; status=1; }
-done </mnt/packages
-echo "test-v2: exit $status"
+read -r package skip </mnt/package
+echo "test-v2: run $package"
+cd "/mnt/src/$package" || fail "no $package"
+began=$($b date +%s)
+./package.test -test.timeout="$($b cat /mnt/timeout)" -test.run="$($b cat /mnt/run)" ${skip:+-test.skip="$skip"} </dev/null 2>&1
+code=$?
+[ $code -eq 0 ] && echo "ok   $package $(($($b date +%s) - began))s" || echo "FAIL $package (exit $code)"
+echo "test-v2: exit $code"
 $b poweroff -f
