@@ -7,6 +7,7 @@ import (
 	"io"
 	"runtime"
 	"sync"
+	"time"
 )
 
 // Caps of what a result keeps of a stream.
@@ -22,15 +23,35 @@ func outputCap(asked int64) int {
 	return int(min(asked, MaxOutput))
 }
 
-// floodBytes is up to where a stream is hashed as it comes. What a program floods beyond it
-// is hashed in few lanes, so that the daemon always has a CPU for who asks little.
+// floodBytes is up to where a stream is read as fast as it comes. Beyond it all streams
+// together have floodRate, so that what the daemon spends on programs that flood stays a
+// small part of the host, and who asks little need not wait for it.
 const floodBytes = 4 << 20
 
-var floodLanes = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
+var floodRate = int64(runtime.NumCPU()) * (64 << 20) // bytes a second
+
+// floods is when the next byte beyond floodBytes may be read.
+var floods struct {
+	mu   sync.Mutex
+	next time.Time
+}
+
+// awaitFlood returns when n bytes more are within floodRate.
+func awaitFlood(n int) {
+	now := time.Now()
+	floods.mu.Lock()
+	if floods.next.Before(now) {
+		floods.next = now
+	}
+	wait := floods.next.Sub(now)
+	floods.next = floods.next.Add(time.Duration(int64(n) * int64(time.Second) / floodRate))
+	floods.mu.Unlock()
+	<-time.After(wait)
+}
 
 // collector keeps the head and the tail of a stream, hashes all of it and copies it on.
-// It never fails and never blocks on what it keeps, so a program cannot be stopped by
-// its own output, and its memory is bounded by the cap.
+// It never fails, so a program cannot be stopped by its own output, and its memory is
+// bounded by the cap.
 type collector struct {
 	headCap, tailCap int
 	copyTo           io.Writer
@@ -51,19 +72,17 @@ func newCollector(limit int, copyTo io.Writer, count func(int)) *collector {
 func (c *collector) Write(p []byte) (int, error) {
 	n := len(p)
 	c.mu.Lock()
-	if c.total > floodBytes {
-		floodLanes <- struct{}{}
-		c.sum.Write(p)
-		<-floodLanes
-	} else {
-		c.sum.Write(p)
-	}
+	c.sum.Write(p)
 	c.total += int64(n)
+	flood := c.total > floodBytes
 	c.keep(p)
 	to := c.copyTo
 	c.mu.Unlock()
 	if c.count != nil {
 		c.count(n)
+	}
+	if flood {
+		awaitFlood(n)
 	}
 	if to != nil {
 		if _, err := to.Write(p); err != nil {
