@@ -454,6 +454,41 @@ func TestTimesOfNoCalendarAreTheNearestThatOneHas(t *testing.T) {
 	}
 }
 
+// What is beyond the limit is not told, but known: it is told when it changes later.
+func TestTrackerTellsSoMuchAndNoMore(t *testing.T) {
+	t.Parallel()
+	f := testWorld(t, map[string]string{"49": "f"})
+	upper := t.TempDir()
+	for i := 10; i < 60; i++ {
+		must(t, os.WriteFile(filepath.Join(upper, fmt.Sprint(i)), nil, 0o644))
+	}
+	dir, err := os.Open(upper)
+	must(t, err)
+	defer dir.Close()
+	tr := f.Track(dir, 0)
+	for i, c := range []struct {
+		change func()
+		want   string
+		more   bool
+	}{
+		{func() {}, "created /10, created /11, created /12, created /13", true},
+		{func() { must(t, os.WriteFile(filepath.Join(upper, "49"), []byte("1"), 0o644)) }, "modified /49", false},
+		{func() { must(t, os.Remove(filepath.Join(upper, "58"))) }, "deleted /58", false},
+		{func() {}, "", false},
+	} {
+		c.change()
+		got, more, err := tr.Changes(t.Context(), 4)
+		must(t, err)
+		var told []string
+		for _, g := range got {
+			told = append(told, string(g.Kind)+" "+g.Path)
+		}
+		if s := strings.Join(told, ", "); s != c.want || more != c.more {
+			t.Errorf("look %d: %s, more %v; want %s, more %v", i, s, more, c.want, c.more)
+		}
+	}
+}
+
 func TestTrackerLooksAtSoMuchAndNoMore(t *testing.T) {
 	t.Parallel()
 	f := testWorld(t, map[string]string{"f": "f"})

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/paddock-run/paddock/internal/giveway"
 	"github.com/paddock-run/paddock/internal/safepath"
 )
 
@@ -59,7 +60,8 @@ func (f *Fork) Track(upper *os.File, hostID uint32) *Tracker {
 // were others, which are not told again.
 func (t *Tracker) Changes(ctx context.Context, limit int) (changes []Change, more bool, err error) {
 	t.look++
-	p := &tracking{t: t, owner: (&capture{hostID: t.hostID}).owner}
+	p := &tracking{t: t, owner: (&capture{hostID: t.hostID}).owner, limit: limit}
+	defer p.work.Done()
 	root := &trackDir{lowers: t.lowers}
 	defer root.close()
 	fd, err := unix.Openat(int(t.upper.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -131,7 +133,9 @@ func (d *trackDir) world() (lowerDir, error) {
 type tracking struct {
 	t     *Tracker
 	owner func(uint32) uint32
+	limit int // of what is told
 	out   []Change
+	work  giveway.Work
 	stats int
 	text  int
 	more  bool
@@ -154,6 +158,9 @@ func (p *tracking) dir(ctx context.Context, fd int, at *trackDir, was *tracked) 
 		if p.stats++; p.stats > trackEntries {
 			err = errEnough
 			break
+		}
+		if p.stats%64 == 0 {
+			p.work.Step()
 		}
 		st, gone := look(fd, name)
 		if gone != nil {
@@ -258,6 +265,10 @@ func (p *tracking) entry(ctx context.Context, dir int, name string, st *unix.Sta
 
 // fresh tells a path that the last look did not see; what it was before is asked of the world.
 func (p *tracking) fresh(at *trackDir, name, kind string, st *unix.Stat_t) error {
+	// What is looked at after as many as are told comes after them in path order, too.
+	if len(p.out) > p.limit && kind != typeDir && kind != typeWhiteout {
+		return nil
+	}
 	below, err := at.world()
 	if err != nil {
 		return err

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/paddock-run/paddock/internal/giveway"
 )
 
 const (
@@ -100,6 +102,7 @@ func (c *courtesy) close() {
 func (c *courtesy) setLocked(behind bool) {
 	if behind != c.behind && c.put(behind) == nil {
 		c.behind = behind
+		giveway.Behind(behind)
 	}
 }
 
