@@ -6,6 +6,8 @@
 //
 //	launcher -> nursery  CLONE id                     any number, one at a time
 //	nursery  -> launcher STARTED id pid + pidfd | FAILED id step errno
+//	daemon -> undertaker KEEP + descriptors, BURY id  any number, one at a time
+//	undertaker -> daemon BURIED id                    when they are closed
 //	launcher -> guest  AHEAD                          once or never, not answered
 //	launcher -> guest  SETUP                          once
 //	guest -> launcher  READY | FAILED errno           once
@@ -17,8 +19,9 @@
 //	                   why it did not start
 //
 // The nursery is the same program, started as anything else than PID 1: it clones itself
-// into new namespaces, and the clones are guests. Both end when their socket closes. All
-// that comes from a guest is hostile input.
+// into new namespaces, and the clones are guests. The undertaker is another such process, and
+// closes what it is given. All end when their socket closes. All that comes from a guest is
+// hostile input.
 package guest
 
 import (
@@ -64,6 +67,9 @@ const (
 	Ahead
 	Sweep
 	Swept
+	Keep
+	Bury
+	Buried
 )
 
 // Flags of SETUP and EXEC.
@@ -131,6 +137,13 @@ func (p *ProcView) Ahead() []byte {
 	e.bytes(p.block())
 	return *e
 }
+
+// KeepFrame has the undertaker keep the descriptors that go with it until BuryFrame has it
+// close them, so that whoever sent them can close its own in between.
+func KeepFrame() []byte { return *frame(Keep, 0) }
+
+// BuryFrame has the undertaker close what it keeps, and answer.
+func BuryFrame(id uint32) []byte { return *frame(Bury, id) }
 
 // CloneFrame asks the nursery for a guest. The descriptors that go with it are the guest's
 // socket, the cgroup2 directory that it is to be born in where Birth says so, and the
@@ -270,7 +283,7 @@ func Decode(b []byte) (Reply, error) {
 	}
 	word := func(i int) int32 { return int32(binary.LittleEndian.Uint32(b[8+4*i:])) }
 	r := Reply{Type: Type(binary.LittleEndian.Uint32(b)), ID: binary.LittleEndian.Uint32(b[4:])}
-	want := map[Type]int{Ready: 0, Started: 1, Failed: 2, Exited: 1, Swept: 1}
+	want := map[Type]int{Ready: 0, Started: 1, Failed: 2, Exited: 1, Swept: 1, Buried: 0}
 	n, known := want[r.Type]
 	if !known || len(b) != 8+4*n {
 		return Reply{}, fmt.Errorf("guest frame of type %d with %d bytes", r.Type, len(b))
@@ -284,7 +297,7 @@ func Decode(b []byte) (Reply, error) {
 		r.Status = word(0)
 	case Swept:
 		r.Found = word(0)
-	case Ready, Setup, Exec, Clone, Ahead, Sweep: // nothing beside the header
+	case Ready, Setup, Exec, Clone, Ahead, Sweep, Keep, Bury, Buried: // nothing beside the header
 	}
 	return r, nil
 }

@@ -37,8 +37,8 @@ func FuzzDecode(f *testing.F) {
 			again.u32(uint32(r.Status))
 		case Swept:
 			again.u32(uint32(r.Found))
-		case Ready:
-		case Setup, Exec, Clone, Ahead, Sweep:
+		case Ready, Buried:
+		case Setup, Exec, Clone, Ahead, Sweep, Keep, Bury:
 			t.Errorf("Decode took a frame that only the daemon sends: %+v", r)
 		}
 		if !bytes.Equal(*again, b) {

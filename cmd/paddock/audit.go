@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/paddock-run/paddock/internal/stray"
+	"github.com/paddock-run/paddock/sandbox/native"
 )
 
 // auditOptions are the flags of `paddock audit`.
@@ -79,7 +80,9 @@ func audit(ctx context.Context, o auditOptions) (auditReport, error) {
 		}
 		report.Daemon = live.PID
 		if live.PID != 0 && o.sandboxes != nil {
-			live.Sandboxes = o.sandboxes(ctx, live.PID)
+			if live.Sandboxes = o.sandboxes(ctx, live.PID); live.Sandboxes != nil {
+				live.Sandboxes = append(live.Sandboxes, native.Undertaker)
+			}
 		}
 		return stray.Scope{Store: root, Cgroup: report.Cgroup, Live: live}, nil
 	})

@@ -212,7 +212,7 @@ func deadDaemon(t *testing.T, host string) {
 		t.Errorf("containers of the dead daemon: %v", left)
 	}
 	<-sb.Done()
-	if err := errors.Join(sb.Close(), first.Close(), second.Close()); err != nil {
+	if err := errors.Join(second.Close(), sb.Close(), first.Close()); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "sockets")); !errors.Is(err, fs.ErrNotExist) {

@@ -8,6 +8,7 @@
 //	launcher  the same binary with a tiny heap and few descriptors, in a mount namespace of
 //	          its own: builds sandboxes, and is the parent that sees a guest end
 //	nursery   the guest's program outside of all sandboxes: clones guests
+//	undertaker the same, among them as one that computes: closes large writable layers
 //	guest     PID 1 of a sandbox (package guest)
 //
 // A sandbox lives as long as the daemon holds its socket. The launcher is supervised: its
@@ -82,6 +83,8 @@ type Launcher struct {
 	// entry is what each launcher process is told.
 	entry    entry
 	courtesy *courtesy
+	// undertaker takes down large writable layers.
+	undertaker *undertaker
 
 	mu      sync.Mutex
 	proc    *launcherProcess
@@ -127,10 +130,13 @@ func New(cfg Config) (*Launcher, error) {
 	if cfg.Disk != nil {
 		l.info.Disk = string(cfg.Disk.Kind())
 	}
+	if l.undertaker, err = newUndertaker(t); err != nil {
+		return nil, err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.proc, err = l.spawnLocked(); err != nil {
-		return nil, err
+		return nil, errors.Join(err, l.undertaker.close())
 	}
 	return l, nil
 }
@@ -417,7 +423,7 @@ func (l *Launcher) Close() error {
 	<-p.gone
 	l.wg.Wait()
 	l.courtesy.close()
-	errs = append(errs, l.removeBlanks(), l.tree.removeParent())
+	errs = append(errs, l.undertaker.close(), l.removeBlanks(), l.tree.removeParent())
 	if o := l.cfg.Origin; o != nil && o.Stage != "" {
 		_ = os.Remove(o.Stage)
 	}

@@ -359,7 +359,7 @@ func (p *process) take(r guest.Reply, files []*os.File) error {
 		}
 		p.status = unix.WaitStatus(uint32(r.Status))
 		p.once.Do(func() { close(p.ended) })
-	case guest.Swept, guest.Sweep, guest.Setup, guest.Ready, guest.Exec, guest.Clone, guest.Ahead:
+	case guest.Swept, guest.Sweep, guest.Setup, guest.Ready, guest.Exec, guest.Clone, guest.Ahead, guest.Keep, guest.Bury, guest.Buried:
 		return fmt.Errorf("guest frame of type %d for a call", r.Type)
 	}
 	return nil

@@ -417,10 +417,11 @@ func (s *Sandbox) Close() error {
 		_ = s.guest.uc.Close()
 		closeListeners(s.listeners)
 		s.wg.Wait()
-		closeAll([]*os.File{s.root, s.upper, s.pool, s.pidfd})
+		closeAll([]*os.File{s.pidfd})
 		if s.release != nil {
 			_ = s.release() // a launcher that is gone holds nothing
 		}
+		s.l.undertaker.bury(s.pool, []*os.File{s.root, s.upper, s.pool})
 		if s.remove != nil {
 			err = errors.Join(err, s.remove())
 		}
