@@ -3,7 +3,7 @@
 //
 // Bytes that need not be UTF-8 (output, paths) travel twice where they must: as text with
 // U+FFFD in place of what is no UTF-8, and, only then, losslessly in a twin field whose
-// name ends in _b64.
+// name ends in _b64. So does what is 4 KiB and more, an eighth of it control characters.
 package api
 
 import (
@@ -49,12 +49,68 @@ const (
 const MaxPayload = 64 << 20
 
 // Text returns b as valid UTF-8, each run of bytes that is none replaced by U+FFFD, and b
-// itself when that lost something.
+// itself when that lost something. Of what is long and largely control characters, as a flood
+// of zeros, they are replaced, too: in JSON each would be six bytes, which costs both sides
+// more than to have run the program.
 func Text(b []byte) (text string, lossless []byte) {
+	if isControl(b) {
+		return replaceControl(b), b
+	}
 	if utf8.Valid(b) {
 		return string(b), nil
 	}
 	return strings.ToValidUTF8(string(b), "\uFFFD"), b
+}
+
+const (
+	// longText is from where on control characters count, largely the part that they are then.
+	longText = 4 << 10
+	largely  = 1. / 8
+)
+
+// control are the characters that JSON has no short form of.
+var control = func() (is [256]bool) {
+	for c := range byte(' ') {
+		is[c] = strings.IndexByte("\b\t\n\f\r", c) < 0
+	}
+	return is
+}()
+
+// isControl says whether b is long and largely control characters.
+func isControl(b []byte) bool {
+	if len(b) < longText {
+		return false
+	}
+	left := int(largely * float64(len(b)))
+	for _, c := range b {
+		if control[c] {
+			if left--; left < 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// replaceControl has U+FFFD in place of each run of control characters and of bytes that are
+// no UTF-8.
+func replaceControl(b []byte) string {
+	var out []byte
+	for run := false; len(b) > 0; {
+		r, size := rune(b[0]), 1
+		if r >= utf8.RuneSelf {
+			r, size = utf8.DecodeRune(b)
+		}
+		lost := size == 1 && (r == utf8.RuneError || control[b[0]])
+		switch {
+		case lost && !run:
+			out = utf8.AppendRune(out, utf8.RuneError)
+		case !lost:
+			out = append(out, b[:size]...)
+		}
+		run, b = lost, b[size:]
+	}
+	return string(out)
 }
 
 // Bytes is the inverse of Text.

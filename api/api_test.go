@@ -52,6 +52,11 @@ func TestTextIsValidAndLosslessForAnyBytes(t *testing.T) {
 		{"caf\xc3\xa9 \xff\xfe", "caf\u00e9 \uFFFD", true},
 		{"cut\xc3", "cut\uFFFD", true},
 		{"nul\x00", "nul\x00", false},
+		{strings.Repeat("\x00", 4095), strings.Repeat("\x00", 4095), false},
+		{strings.Repeat("\x00", 4096), "\uFFFD", true},
+		{"a" + strings.Repeat("\x00\xff", 4096) + "\x1bb", "a\uFFFDb", true},
+		{strings.Repeat("1234567\x00", 1000), strings.Repeat("1234567\x00", 1000), false},
+		{strings.Repeat("\n\t", 4096), strings.Repeat("\n\t", 4096), false},
 	} {
 		text, twin := Text([]byte(c.in))
 		if text != c.text || (twin != nil) != c.twin || !utf8.ValidString(text) || string(Bytes(text, twin)) != c.in {

@@ -180,7 +180,7 @@ type CallResult struct {
 	Limit       *LimitHit  `json:"limit,omitempty"`
 
 	Stdout        string `json:"stdout" doc:"all of it, or its beginning when something was dropped"`
-	StdoutB64     []byte `json:"stdout_b64,omitempty" doc:"the same bytes, only where they are no UTF-8"`
+	StdoutB64     []byte `json:"stdout_b64,omitempty" doc:"the same bytes, only where they are no UTF-8, or 4 KiB and more of which an eighth is control characters: stdout has U+FFFD in their place"`
 	StdoutTail    string `json:"stdout_tail,omitempty" doc:"its end, when something was dropped"`
 	StdoutTailB64 []byte `json:"stdout_tail_b64,omitempty"`
 	StdoutBytes   int64  `json:"stdout_bytes" doc:"the whole stream's length"`

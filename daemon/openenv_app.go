@@ -111,7 +111,7 @@ func (e *appEnv) ask(req *http.Request) (openEnvStep, error) {
 		headers[name] = resp.Header.Get(name)
 	}
 	out := openEnvStep{Observation: map[string]any{"status": resp.StatusCode, "headers": headers}}
-	out.Observation["body"], _ = api.Text(text)
+	out.Observation["body"] = strings.ToValidUTF8(string(text), "\uFFFD")
 	var object map[string]any
 	d := json.NewDecoder(bytes.NewReader(text))
 	if d.Decode(&object) == nil && object != nil && !d.More() {

@@ -116,8 +116,8 @@ func (c *chunks) close() {
 
 func (c *chunks) send(b []byte) error {
 	event := api.CallEvent{Type: c.name}
-	if utf8.Valid(b) {
-		event.Text = string(b)
+	if text, lossless := api.Text(b); lossless == nil {
+		event.Text = text
 	} else {
 		event.B64 = b
 	}
