@@ -7,6 +7,7 @@
 package api
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"strconv"
@@ -96,19 +97,23 @@ func isControl(b []byte) bool {
 // no UTF-8.
 func replaceControl(b []byte) string {
 	var out []byte
-	for run := false; len(b) > 0; {
-		r, size := rune(b[0]), 1
-		if r >= utf8.RuneSelf {
-			r, size = utf8.DecodeRune(b)
+	for len(b) > 0 {
+		n := 0
+		for n < len(b) && control[b[n]] {
+			n++
 		}
-		lost := size == 1 && (r == utf8.RuneError || control[b[0]])
-		switch {
-		case lost && !run:
+		if n == 0 {
+			r, size := utf8.DecodeRune(b)
+			if r != utf8.RuneError || size > 1 {
+				out, b = append(out, b[:size]...), b[size:]
+				continue
+			}
+			n = 1
+		}
+		if !bytes.HasSuffix(out, []byte("\uFFFD")) {
 			out = utf8.AppendRune(out, utf8.RuneError)
-		case !lost:
-			out = append(out, b[:size]...)
 		}
-		run, b = lost, b[size:]
+		b = b[n:]
 	}
 	return string(out)
 }

@@ -106,8 +106,10 @@ func (q *request) answer(v any) error {
 	}
 	q.began = true
 	q.w.Header().Set("Content-Type", api.MediaJSON)
+	q.w.Header().Set("Content-Length", strconv.Itoa(len(body)+1)) // net/http finds only a small one's
 	q.w.WriteHeader(q.status)
-	_, _ = q.w.Write(append(body, '\n'))
+	_, _ = q.w.Write(body)
+	_, _ = q.w.Write([]byte{'\n'})
 	return nil
 }
 

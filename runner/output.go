@@ -28,7 +28,7 @@ func outputCap(asked int64) int {
 // small part of the host, and who asks little need not wait for it.
 const floodBytes = 4 << 20
 
-var floodRate = int64(runtime.NumCPU()) * (64 << 20) // bytes a second
+var floodRate = int64(runtime.NumCPU()) * (32 << 20) // bytes a second
 
 // floods is when the next byte beyond floodBytes may be read.
 var floods struct {

@@ -69,6 +69,13 @@ func (c *courtesy) computes(more int) {
 	}
 }
 
+// crowded says whether more sandboxes compute than there are CPUs.
+func (c *courtesy) crowded() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.busy > runtime.NumCPU()
+}
+
 // measureLocked returns which part of the host's CPUs the rest of it used since the last time.
 func (c *courtesy) measureLocked() float64 {
 	now := time.Now()

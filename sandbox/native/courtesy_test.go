@@ -42,6 +42,14 @@ func TestSandboxesStandBehindACalmHostWhileOneComputes(t *testing.T) {
 		want("nothing computes", false)
 		c.computes(1)
 		want("one computes on a calm host", true)
+		if c.crowded() {
+			t.Error("one that computes is a crowd")
+		}
+		c.computes(runtime.NumCPU())
+		if !c.crowded() {
+			t.Error("more than there are CPUs are no crowd")
+		}
+		c.computes(-runtime.NumCPU())
 		c.computes(1)
 		to(0.9)
 		want("the host is busy", false)

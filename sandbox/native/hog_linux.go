@@ -7,7 +7,8 @@ import (
 
 const (
 	// brief is the CPU time that a call has before its sandbox weighs less than those that
-	// answer and sleep, and hogAt the time after which it yields to all of them.
+	// answer and sleep, and hogAt the time after which it yields to all of them: at once,
+	// where more compute than there are CPUs.
 	brief = 10 * time.Millisecond
 	hogAt = 200 * time.Millisecond
 	// free is the part of a CPU that counts for nothing. It is small, because many that
@@ -150,7 +151,7 @@ func (h *hog) look() {
 	case h.pace == idle:
 		h.spent = hogAt - brief
 		h.setLocked(light)
-	case h.spent >= hogAt:
+	case h.spent >= hogAt || h.spent >= brief && h.courtesy.crowded():
 		h.setLocked(idle)
 	case h.spent >= brief:
 		h.setLocked(light)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -46,7 +47,9 @@ type HostileReport struct {
 
 const (
 	maxWrong = 50
-	// think is how long an ordinary agent does nothing between two calls.
+	// think is how long an ordinary agent does nothing between two calls, on average: from half
+	// of it to half as much again, by chance. With one time for all, calls that were once
+	// held up together would come together ever after.
 	think = 250 * time.Millisecond
 	// bombSeconds bounds a hostile call.
 	bombSeconds = 2
@@ -170,6 +173,7 @@ func (h *hostile) ordinary(ctx context.Context, keys []api.Key, work func(contex
 	var agents sync.WaitGroup
 	for i, k := range keys {
 		agents.Go(func() {
+			chance := rand.New(rand.NewPCG(uint64(i), 0)) //nolint:gosec // no secret
 			// Spread over one time of thinking, as agents are.
 			wait := think * time.Duration(i) / time.Duration(len(keys))
 			for {
@@ -178,7 +182,7 @@ func (h *hostile) ordinary(ctx context.Context, keys []api.Key, work func(contex
 					return
 				case <-time.After(wait):
 				}
-				wait = think
+				wait = think/2 + time.Duration(chance.Int64N(int64(think)))
 				began := time.Now()
 				r, err := h.Client.Call(ctx, k, api.CallSpec{Tool: "exec", Shell: "echo 6 7 | { read a b; echo $((a*b)); }"})
 				if err != nil {
