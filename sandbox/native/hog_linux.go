@@ -7,10 +7,12 @@ import (
 
 const (
 	// brief is the CPU time that a call has before its sandbox weighs less than those that
-	// answer and sleep, and hogAt the time after which it yields to all of them: at once,
-	// where more compute than there are CPUs.
-	brief = 10 * time.Millisecond
-	hogAt = 200 * time.Millisecond
+	// answer and sleep, and hogAt the time after which it yields to all of them; crowdAt where
+	// more compute than there are CPUs: until then one of an eighth of the weight still keeps
+	// others from a CPU for some milliseconds at a time, and a Python has started.
+	brief   = 10 * time.Millisecond
+	hogAt   = 200 * time.Millisecond
+	crowdAt = 60 * time.Millisecond
 	// free is the part of a CPU that counts for nothing. It is small, because many that
 	// compute at once get little each.
 	free = 0.02
@@ -151,7 +153,7 @@ func (h *hog) look() {
 	case h.pace == idle:
 		h.spent = hogAt - brief
 		h.setLocked(light)
-	case h.spent >= hogAt || h.spent >= brief && h.courtesy.crowded():
+	case h.spent >= hogAt || h.spent >= crowdAt && h.courtesy.crowded():
 		h.setLocked(idle)
 	case h.spent >= brief:
 		h.setLocked(light)
