@@ -147,13 +147,17 @@ func (h *hog) look() {
 	}
 	used, over := cpu-h.cpu, now.Sub(h.at)
 	h.at, h.cpu = now, cpu
-	h.spent = min(max(0, h.spent+used-time.Duration(free*float64(over))), hogAt)
+	limit := hogAt
+	if h.courtesy.crowded() {
+		limit = crowdAt
+	}
+	h.spent = min(max(0, h.spent+used-time.Duration(free*float64(over))), limit)
 	switch {
 	case h.pace == idle && float64(used) > calmShare*float64(over):
 	case h.pace == idle:
-		h.spent = hogAt - brief
+		h.spent = limit - brief
 		h.setLocked(light)
-	case h.spent >= hogAt || h.spent >= crowdAt && h.courtesy.crowded():
+	case h.spent >= limit:
 		h.setLocked(idle)
 	case h.spent >= brief:
 		h.setLocked(light)
