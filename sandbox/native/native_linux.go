@@ -1,14 +1,15 @@
 // Package native starts sandboxes with nothing but the kernel: one clone into all
 // namespaces, an overlay on idmapped layers, cgroups v1 or v2, a static PID 1.
 //
-// Four processes take part:
+// Five processes take part:
 //
 //	daemon    holds each sandbox's socket, root and upper; starts programs, pumps their
 //	          streams, watches their cgroups
 //	launcher  the same binary with a tiny heap and few descriptors, in a mount namespace of
 //	          its own: builds sandboxes, and is the parent that sees a guest end
 //	nursery   the guest's program outside of all sandboxes: clones guests
-//	undertaker the same, among them as one that computes: closes large writable layers
+//	undertaker  the same program, scheduled as a sandbox that computes: closes large
+//	          writable layers
 //	guest     PID 1 of a sandbox (package guest)
 //
 // A sandbox lives as long as the daemon holds its socket. The launcher is supervised: its
