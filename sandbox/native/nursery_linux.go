@@ -25,31 +25,36 @@ type nursery struct {
 
 // newNursery starts one. It ends with the launcher.
 func newNursery(program, null *os.File) (*nursery, error) {
-	socket, cmd, err := startHelper(program, null)
+	h, err := startHelper(program, null)
 	if err != nil {
 		return nil, fmt.Errorf("start nursery: %w", err)
 	}
-	return &nursery{socket: socket, pid: cmd.Process.Pid}, nil
+	return &nursery{socket: h.socket, pid: h.cmd.Process.Pid}, nil
 }
 
-// startHelper starts the guest's program outside of all sandboxes. It serves the other end of
-// the socket and ends with it.
-func startHelper(program, null *os.File) (socket int, cmd *exec.Cmd, err error) {
+// helper is a process of the guest's program outside of all sandboxes. It serves the other
+// end of the socket and ends with it.
+type helper struct {
+	socket int
+	cmd    *exec.Cmd
+}
+
+func startHelper(program, null *os.File) (*helper, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return -1, nil, err
+		return nil, err
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "socket")
 	defer func() { _ = theirs.Close() }()
-	cmd = exec.Command(fmt.Sprintf("/proc/self/fd/%d", program.Fd())) //nolint:gosec,noctx // our own program; it ends with its socket
+	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", program.Fd())) //nolint:gosec,noctx // our own program; it ends with its socket
 	cmd.Args, cmd.Env = []string{"init"}, []string{}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = null, null, os.Stderr
 	cmd.ExtraFiles = []*os.File{theirs}
 	if err := cmd.Start(); err != nil {
 		_ = unix.Close(pair[0])
-		return -1, nil, err
+		return nil, err
 	}
-	return pair[0], cmd, nil
+	return &helper{socket: pair[0], cmd: cmd}, nil
 }
 
 // newborn is where and as whom a guest is to begin.

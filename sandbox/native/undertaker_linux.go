@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
-	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -25,14 +25,13 @@ const (
 
 // undertaker takes down the writable layers that hold much. The kernel gives a file system's
 // memory back at a stretch, in whoever closes it last: in the daemon that would keep all
-// sandboxes waiting. It has the weight of one that computes.
+// sandboxes waiting. Its processes, one for four CPUs, have the weight of one sandbox that
+// computes.
 type undertaker struct {
-	tree *tree
-	cmd  *exec.Cmd
-
-	mu     sync.Mutex // one burial at a time
-	socket int        // -1 when it is closed
-	nextID uint32
+	tree   *tree
+	all    []*helper
+	free   chan *helper
+	buried atomic.Int64
 }
 
 func newUndertaker(t *tree) (*undertaker, error) {
@@ -46,9 +45,15 @@ func newUndertaker(t *tree) (*undertaker, error) {
 		return nil, err
 	}
 	defer func() { _ = null.Close() }()
-	u := &undertaker{tree: t}
-	if u.socket, u.cmd, err = startHelper(program, null); err != nil {
-		return nil, fmt.Errorf("start undertaker: %w", err)
+	n := max(1, runtime.NumCPU()/4)
+	u := &undertaker{tree: t, free: make(chan *helper, n)}
+	for range n {
+		h, err := startHelper(program, null)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("start undertaker: %w", err), u.close())
+		}
+		u.all = append(u.all, h)
+		u.free <- h
 	}
 	if err := u.settle(); err != nil {
 		return nil, errors.Join(fmt.Errorf("undertaker's cgroup: %w", err), u.close())
@@ -56,14 +61,16 @@ func newUndertaker(t *tree) (*undertaker, error) {
 	return u, nil
 }
 
-// settle puts the process among the sandboxes.
+// settle puts the processes among the sandboxes.
 func (u *undertaker) settle() error {
 	for _, dir := range u.dirs() {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return err
 		}
-		if err := write(dir, "cgroup.procs", strconv.Itoa(u.cmd.Process.Pid)); err != nil {
-			return err
+		for _, h := range u.all {
+			if err := write(dir, "cgroup.procs", strconv.Itoa(h.cmd.Process.Pid)); err != nil {
+				return err
+			}
 		}
 	}
 	return u.tree.setPace(Undertaker, fresh, light)
@@ -78,16 +85,16 @@ func (u *undertaker) dirs() []string {
 	return slices.Compact([]string{u.tree.at("cpu", Undertaker), u.tree.at(found, Undertaker)})
 }
 
-// close ends the process and removes its cgroup.
+// close ends the processes, when they have buried what they were given, and removes their
+// cgroups. A later burial is at once.
 func (u *undertaker) close() error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.socket < 0 {
-		return nil
+	for range u.all {
+		h := <-u.free
+		_ = unix.Close(h.socket)
+		_ = h.cmd.Wait() // how it ended does not matter
 	}
-	_ = unix.Close(u.socket)
-	u.socket = -1
-	_ = u.cmd.Wait() // how it ended does not matter
+	u.all = nil
+	close(u.free)
 	var errs []error
 	for _, dir := range u.dirs() {
 		if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -97,7 +104,7 @@ func (u *undertaker) close() error {
 	return errors.Join(errs...)
 }
 
-// bury closes files of a writable layer that nobody else holds, at once or by the process.
+// bury closes files of a writable layer that nobody else holds, at once or by a process.
 // The memory is given back when it returns.
 func (u *undertaker) bury(layer *os.File, files []*os.File) {
 	if !large(layer) || u.take(files) != nil {
@@ -105,25 +112,25 @@ func (u *undertaker) bury(layer *os.File, files []*os.File) {
 	}
 }
 
-// take has the process close the files as the last that holds them. Those of one that died
+// take has a process close the files as the last that holds them. Those of one that died
 // are closed by that.
 func (u *undertaker) take(files []*os.File) error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.socket < 0 {
+	h, ok := <-u.free
+	if !ok {
 		return os.ErrClosed
 	}
+	defer func() { u.free <- h }()
 	fds := make([]int, len(files))
 	for i, f := range files {
 		fds[i] = int(f.Fd())
 	}
-	if err := unix.Sendmsg(u.socket, guest.KeepFrame(), unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL); err != nil {
+	if err := unix.Sendmsg(h.socket, guest.KeepFrame(), unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL); err != nil {
 		return err
 	}
 	closeAll(files)
-	u.nextID++
-	if unix.Sendmsg(u.socket, guest.BuryFrame(u.nextID), nil, nil, unix.MSG_NOSIGNAL) == nil {
-		_, _, _ = receiveRaw(u.socket, make([]byte, 64), nil)
+	u.buried.Add(1)
+	if unix.Sendmsg(h.socket, guest.BuryFrame(0), nil, nil, unix.MSG_NOSIGNAL) == nil {
+		_, _, _ = receiveRaw(h.socket, make([]byte, 64), nil)
 	}
 	return nil
 }

@@ -49,28 +49,30 @@ func TestUndertakerClosesWhatIsLarge(t *testing.T) {
 		}
 	}()
 	for _, dir := range u.dirs() {
-		if procs := strings.Fields(read(dir, "cgroup.procs")); len(procs) != 1 {
-			t.Errorf("processes of %s: %v, want the undertaker", dir, procs)
+		if procs := strings.Fields(read(dir, "cgroup.procs")); len(procs) != len(u.all) {
+			t.Errorf("processes of %s: %v, want the undertaker's %d", dir, procs, len(u.all))
 		}
 	}
 	for i, c := range []struct {
 		files  int
-		buried uint32
+		buried int64
 	}{{10, 0}, {largeInodes + 1, 1}, {largeInodes + 1, 2}, {0, 2}} {
 		m := layer(t, c.files)
 		u.bury(m, []*os.File{m})
 		if _, err := m.Stat(); err == nil {
 			t.Errorf("layer %d is open", i)
 		}
-		if u.nextID != c.buried {
-			t.Errorf("after layer %d the undertaker has buried %d, want %d", i, u.nextID, c.buried)
+		if n := u.buried.Load(); n != c.buried {
+			t.Errorf("after layer %d the undertaker has buried %d, want %d", i, n, c.buried)
 		}
 	}
 	// What it can no longer take is closed all the same.
-	if err := u.cmd.Process.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
+	for _, h := range u.all {
+		if err := h.cmd.Process.Signal(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
 	}
-	for range 2 {
+	for range 2 * len(u.all) {
 		m := layer(t, largeInodes+1)
 		u.bury(m, []*os.File{m})
 		if _, err := m.Stat(); err == nil {
