@@ -46,10 +46,11 @@ func startHelper(program, null *os.File) (*helper, error) {
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "socket")
 	defer func() { _ = theirs.Close() }()
-	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", program.Fd())) //nolint:gosec,noctx // our own program; it ends with its socket
+	// By its number in the child, where the socket may have that of the program here.
+	cmd := exec.Command("/proc/self/fd/4") //nolint:noctx // our own program; it ends with its socket
 	cmd.Args, cmd.Env = []string{"init"}, []string{}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = null, null, os.Stderr
-	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.ExtraFiles = []*os.File{theirs, program}
 	if err := cmd.Start(); err != nil {
 		_ = unix.Close(pair[0])
 		return nil, err
