@@ -139,9 +139,12 @@ func TestStartDoesWithoutWhatWasPrepared(t *testing.T) {
 			if len(nursery) != 1 {
 				t.Fatalf("nurseries %v, want one", nursery)
 			}
+			launcher := l.Launcher.ProcessID()
 			if err := unix.Kill(nursery[0], unix.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
+			// A sandbox that it started in its last moment would end with it.
+			eventually(t, "the end of its launcher", func() bool { return unix.Kill(launcher, 0) != nil })
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
