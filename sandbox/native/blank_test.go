@@ -139,7 +139,7 @@ func TestStartDoesWithoutWhatWasPrepared(t *testing.T) {
 			if len(nursery) != 1 {
 				t.Fatalf("nurseries %v, want one", nursery)
 			}
-			launcher := l.Launcher.ProcessID()
+			launcher := l.ProcessID()
 			if err := unix.Kill(nursery[0], unix.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
