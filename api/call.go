@@ -54,7 +54,7 @@ type PTY struct {
 type CallEvent struct {
 	Type   string      `json:"type" doc:"stdout, stderr, result or error"`
 	Text   string      `json:"text,omitempty"`
-	B64    []byte      `json:"b64,omitempty" doc:"instead of text, where the bytes are no UTF-8"`
+	B64    []byte      `json:"b64,omitempty" doc:"instead of text, where the bytes are no UTF-8, or 4 KiB and more of which an eighth is control characters"`
 	Result *CallResult `json:"result,omitempty"`
 	Error  *Error      `json:"error,omitempty"`
 }

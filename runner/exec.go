@@ -42,8 +42,8 @@ func (a *attempt) runProgram(ctx context.Context, c *callState, argv []string) e
 		c.res.Error = cerr
 		return nil
 	}
-	out := newCollector(outputCap(c.spec.MaxStdout), c.io.Stdout, a.countOutput)
-	errOut := newCollector(outputCap(c.spec.MaxStderr), c.io.Stderr, a.countOutput)
+	out := programOutput(outputCap(c.spec.MaxStdout), c.io.Stdout, a.countOutput)
+	errOut := programOutput(outputCap(c.spec.MaxStderr), c.io.Stderr, a.countOutput)
 	cmd.Stdout, cmd.Stderr = out, errOut
 	if c.stdin != nil {
 		cmd.Stdin = c.stdin

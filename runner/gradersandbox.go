@@ -143,7 +143,7 @@ func (g *grading) inside(ctx context.Context, sb Sandbox) (graderRun, error) {
 		}
 	}
 	var run graderRun
-	out, errOut := newCollector(maxGraderOutput, nil, nil), newCollector(maxGraderOutput, nil, nil)
+	out, errOut := programOutput(maxGraderOutput, nil, nil), programOutput(maxGraderOutput, nil, nil)
 	said := &boundedBuffer{max: maxVerdict + 1}
 	cmd.Argv, cmd.Stdout, cmd.Stderr, cmd.FD3 = g.spec.Command, out, errOut, said
 	cmd.Timeout = max(time.Millisecond, g.budget()-time.Since(began))

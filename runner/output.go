@@ -56,6 +56,7 @@ type collector struct {
 	headCap, tailCap int
 	copyTo           io.Writer
 	count            func(n int) // told of every byte, for the episode's total
+	program          bool        // it may flood; a file comes as fast as it is taken
 
 	mu    sync.Mutex
 	head  []byte
@@ -69,12 +70,19 @@ func newCollector(limit int, copyTo io.Writer, count func(int)) *collector {
 	return &collector{headCap: (limit + 1) / 2, tailCap: limit / 2, copyTo: copyTo, count: count, sum: sha256.New()}
 }
 
+// programOutput collects what a program writes.
+func programOutput(limit int, copyTo io.Writer, count func(int)) *collector {
+	c := newCollector(limit, copyTo, count)
+	c.program = true
+	return c
+}
+
 func (c *collector) Write(p []byte) (int, error) {
 	n := len(p)
 	c.mu.Lock()
 	c.sum.Write(p)
 	c.total += int64(n)
-	flood := c.total > floodBytes
+	flood := c.program && c.total > floodBytes
 	c.keep(p)
 	to := c.copyTo
 	c.mu.Unlock()

@@ -128,7 +128,7 @@ func (a *attempt) startProgram(ctx context.Context) *End {
 	}
 	p := &program{feed: newFeed(), frames: newFrameReader(most), ended: make(chan struct{})}
 	p.owner.Store(a)
-	p.words = newCollector(programWords, nil, p.count)
+	p.words = programOutput(programWords, nil, p.count)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = p.feed, p.frames, p.words
 	proc, err := a.sb.Start(ctx, cmd)
 	if err != nil {

@@ -337,8 +337,8 @@ func (a *attempt) sessionInput(ctx context.Context, c *callState) error {
 		c.res.TimedOut = true
 		return nil
 	}
-	out := newCollector(outputCap(c.spec.MaxStdout), c.io.Stdout, a.countOutput)
-	errOut := newCollector(outputCap(c.spec.MaxStderr), c.io.Stderr, a.countOutput)
+	out := programOutput(outputCap(c.spec.MaxStdout), c.io.Stdout, a.countOutput)
+	errOut := programOutput(outputCap(c.spec.MaxStderr), c.io.Stderr, a.countOutput)
 	code, ended := s.input(c.spec.Shell, out, errOut, over)
 	c.res.Stdout, c.res.Stderr = out.output(), errOut.output()
 	if !ended {

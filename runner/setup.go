@@ -28,7 +28,7 @@ func (a *attempt) setUp(ctx context.Context) *End {
 	if cerr != nil {
 		return &End{Status: Errored, Cause: WorldBad, Step: "setup", Evidence: []string{cerr.Kind + " " + cerr.Detail}}
 	}
-	out := newCollector(4096, nil, nil)
+	out := programOutput(4096, nil, nil)
 	p, err := a.sb.Start(ctx, sandbox.Command{
 		Argv: cmd, Env: a.callEnv(who, nil), Dir: a.workdir, User: who.user, Umask: a.policy.Umask(), Stdout: out, Stderr: out,
 	})

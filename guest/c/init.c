@@ -761,6 +761,11 @@ static void clone_guest(uint32_t id, struct cursor *c, const int *fds, int nfds)
 static int ready; // SETUP is done
 static int kept[MAX_FDS], kept_n; // by an undertaker until BURY
 
+static void close_kept(void) {
+	while (kept_n > 0)
+		close(kept[--kept_n]);
+}
+
 static int serve_one(void) {
 	static char buf[MAX_FRAME];
 	int fds[MAX_FDS], nfds;
@@ -777,13 +782,13 @@ static int serve_one(void) {
 #endif
 	struct cursor c = {frame + sizeof h, frame + n, 1};
 	if (!is_guest && h.type == KEEP) {
-		for (int i = 0; i < nfds; i++)
-			kept[kept_n < MAX_FDS ? kept_n++ : 0] = fds[i];
+		close_kept();
+		memcpy(kept, fds, nfds * sizeof *fds);
+		kept_n = nfds;
 		return 0;
 	}
 	if (!is_guest && h.type == BURY) {
-		while (kept_n > 0)
-			close(kept[--kept_n]);
+		close_kept();
 		send_frame(BURIED, h.id, 0, 0, -1);
 		return 0;
 	}

@@ -141,6 +141,7 @@ func SweepCgroups(parent string) (int, error) {
 		t.killAll(n)
 		errs = append(errs, t.remove(n))
 	}
+	delete(names, Undertaker) // no sandbox
 	return len(names), errors.Join(errs...)
 }
 

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"syscall"
@@ -29,7 +30,7 @@ func layer(t *testing.T, n int) *os.File {
 
 func TestUndertakerClosesWhatIsLarge(t *testing.T) {
 	need.Root(t)
-	tree, err := openTree("paddock-test-undertaker")
+	tree, err := openTree(fmt.Sprintf("paddock-test-undertaker-%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}
